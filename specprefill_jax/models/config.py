@@ -1,7 +1,7 @@
 """Qwen3.5 text configuration, read from a Hugging Face `config.json`.
 
-The reader knows every field that transformers 5.24 (`models/qwen3_5/configuration_qwen3_5.py`) and the public Qwen3.5
-releases write. A field outside these tables may change what the model computes, so it is refused, not skipped.
+The reader knows every field that transformers 5.24 (`models/qwen3_5/configuration_qwen3_5.py`) and the public
+Qwen3.5 releases write. A field outside these tables may change what the model computes, so it is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from specprefill_jax.errors import ConfigError, FileMissing
 
@@ -65,8 +65,8 @@ _READ: Final = frozenset(
     }
 )
 
-# Known to have no effect on text inference: bookkeeping of transformers, training, and the parts of the checkpoint
-# that are skipped (the multi-token prediction head).
+# Known to have no effect on text inference: bookkeeping of transformers, training, and the part of the checkpoint
+# that is skipped (the multi-token prediction head).
 _NO_EFFECT: Final = frozenset(
     {
         "_name_or_path",
@@ -112,7 +112,7 @@ _ROPE_FIELDS: Final = frozenset(
 class TextConfig:
     """Sizes and constants of one Qwen3.5 text model, under the names that its `config.json` uses.
 
-    `rotary_dim` is the number of leading dimensions of a head that rotary turns (`head_dim * partial_rotary_factor`);
+    `rotary_dim` is how many leading dimensions of a head rotary turns (`head_dim * partial_rotary_factor`);
     `eos_token_ids` are the ids that end a generation, empty where the files name none.
     """
 
@@ -179,8 +179,8 @@ class TextConfig:
         """Reads the fields of a `config.json`, multimodal (`text_config` inside) or text-only.
 
         Raises:
-            ConfigError: a foreign `model_type`, an unknown or missing field, a variant that is not implemented, or
-                fields that contradict each other.
+            ConfigError: a foreign `model_type`, an unknown or missing field, a variant that is not implemented,
+                or fields that contradict each other.
         """
         return _read_text(_text_fields(fields))
 
@@ -209,26 +209,28 @@ class TextConfig:
 def read_config(path: Path | str) -> TextConfig:
     """Configuration from a checkpoint directory or its `config.json`.
 
-    Released chat models name further stop ids only in `generation_config.json`; where that file lies beside the
-    config, its `eos_token_id` adds to `eos_token_ids`.
+    Released chat models name further stop ids only in `generation_config.json`; where that file lies beside
+    the config, its `eos_token_id` adds to `eos_token_ids`.
 
     Raises:
         FileMissing: there is no config.json.
-        ConfigError: it is not a JSON object, or describes a model that is not understood (see `TextConfig.from_hf`).
+        ConfigError: it is not a JSON object, or describes a model that is not understood.
     """
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise FileMissing(f"{file} does not exist: a checkpoint directory needs a Hugging Face config.json")
-    fields = dict(_read_object(file))
-    generation = file.with_name("generation_config.json")
     try:
-        config = TextConfig.from_hf(fields)
-        if not generation.is_file():
-            return config
-        more = _token_ids(_read_object(generation).get("eos_token_id"), config.vocab_size)
+        config = TextConfig.from_hf(_read_object(file))
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
+    generation = file.with_name("generation_config.json")
+    if not generation.is_file():
+        return config
+    try:
+        more = _token_ids(_read_object(generation).get("eos_token_id"), config.vocab_size)
+    except ConfigError as error:
+        raise ConfigError(f"{generation}: {error}") from None
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *more))))
 
 
@@ -236,9 +238,9 @@ def _read_object(file: Path) -> Mapping[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{file} is not valid JSON: {error}") from None
+        raise ConfigError(f"it is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{file} holds {_kind(value)}, not a JSON object")
+        raise ConfigError(f"it holds {_kind(value)}, not a JSON object")
     return value
 
 
@@ -249,36 +251,28 @@ def _text_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         return fields
     if found != MULTIMODAL:
         raise ConfigError(
-            f"model_type is {found!r}; supported are {TEXT_ONLY!r} (text only) and {MULTIMODAL!r} (multimodal, "
-            "whose text_config is read)"
+            f"model_type is {found!r}; supported are {TEXT_ONLY!r} (text only) and {MULTIMODAL!r} "
+            "(multimodal, whose text_config is read)"
         )
     text = fields.get("text_config")
     if not isinstance(text, Mapping):
         raise ConfigError(f"model_type {MULTIMODAL!r} needs an object text_config; found {_kind(text)}")
     if text.get("model_type", TEXT_ONLY) != TEXT_ONLY:
         raise ConfigError(f"text_config.model_type is {text['model_type']!r}; supported is {TEXT_ONLY!r}")
-    # What the wrapper repeats or adds for the text model: how the embedding is tied and where a generation ends.
-    outer = {
-        k: v
-        for k, v in fields.items()
-        if k not in _WRAPPER_NO_EFFECT and k not in ("model_type", "text_config")
-    }
-    shared = {
-        k: v for k, v in outer.items() if v is not None and k in ("tie_word_embeddings", "eos_token_id")
-    }
+    # The wrapper may repeat a field of the text model (tie_word_embeddings, eos_token_id): then they must agree.
+    own = _WRAPPER_NO_EFFECT | _NO_EFFECT | {"model_type", "text_config"}
+    shared = {name: value for name, value in fields.items() if name not in own and value is not None}
     for name, value in shared.items():
         inner = text.get(name)
         if inner is not None and inner != value:
             raise ConfigError(
-                f"{name} is {value!r} in the wrapper but {inner!r} in text_config; make them agree"
+                f"{name} is {value!r} beside text_config but {inner!r} inside it; make them agree"
             )
-    _check_known(set(outer) - set(shared), "config.json")
-    _check_fixed(outer)
     return {**text, **shared}
 
 
 def _read_text(fields: Mapping[str, Any]) -> TextConfig:
-    _check_known(set(fields), "the text configuration")
+    _check_known(set(fields))
     _check_fixed(fields)
     sizes = {name: _positive(fields, name) for name in _SIZES}
     layers = sizes.pop("num_hidden_layers")
@@ -296,12 +290,12 @@ def _read_text(fields: Mapping[str, Any]) -> TextConfig:
     return config
 
 
-def _check_known(names: set[str], where: str) -> None:
+def _check_known(names: set[str]) -> None:
     unknown = sorted(names - set(_SIZES) - set(_FIXED) - _READ - _NO_EFFECT)
     if unknown:
         raise ConfigError(
-            f"{where} has unknown fields: {', '.join(unknown)}. They may change what the model computes; remove them "
-            "if they are known to have no effect on inference"
+            f"unknown fields: {', '.join(unknown)}. They may change what the model computes; supported is what "
+            "transformers 5.24 writes for qwen3_5. Remove a field that is known to have no effect on inference"
         )
 
 
@@ -313,41 +307,43 @@ def _check_fixed(fields: Mapping[str, Any]) -> None:
 
 
 def _check_heads(config: TextConfig) -> None:
-    for groups, heads in (
-        ("num_key_value_heads", "num_attention_heads"),
-        ("linear_num_key_heads", "linear_num_value_heads"),
-    ):
-        if getattr(config, heads) % getattr(config, groups):
-            raise ConfigError(
-                f"{heads} is {getattr(config, heads)}, which {groups} = {getattr(config, groups)} does not divide"
-            )
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    _check_divides("num_key_value_heads", groups, "num_attention_heads", heads)
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    _check_divides("linear_num_key_heads", keys, "linear_num_value_heads", values)
     if config.linear_conv_kernel_dim < 2:
         raise ConfigError("linear_conv_kernel_dim is 1; the convolution needs a kernel of at least 2")
 
 
+def _check_divides(groups_name: str, groups: int, heads_name: str, heads: int) -> None:
+    if heads % groups:
+        raise ConfigError(f"{heads_name} {heads} is not a multiple of {groups_name} {groups}")
+
+
 def _layer_types(fields: Mapping[str, Any], layers: int) -> tuple[LayerType, ...]:
-    """`layer_types`, or where only `full_attention_interval` = n is given, every n-th layer full attention."""
-    listed, interval = fields.get("layer_types"), fields.get("full_attention_interval")
-    if interval is not None:
+    """`layer_types`, or where only `full_attention_interval` n is given, every n-th layer full attention."""
+    listed, interval = fields.get("layer_types"), None
+    if fields.get("full_attention_interval") is not None:
         interval = _positive(fields, "full_attention_interval")
     if listed is None and interval is None:
         raise ConfigError("layer_types is missing, and there is no full_attention_interval to derive it from")
-    derived = [
-        "full_attention" if interval and (i + 1) % interval == 0 else "linear_attention"
-        for i in range(layers)
-    ]
+    derived = _every(interval, layers) if interval else None
     kinds = derived if listed is None else listed
-    if not isinstance(kinds, list) or not set(kinds) <= {"full_attention", "linear_attention"}:
+    if not isinstance(kinds, list) or any(kind not in get_args(LayerType) for kind in kinds):
         raise ConfigError(f"layer_types is {kinds!r}; supported are full_attention and linear_attention")
     if len(kinds) != layers:
         raise ConfigError(f"layer_types lists {len(kinds)} layers, but num_hidden_layers is {layers}")
-    if interval is not None and kinds != derived:
-        at = next(i for i in range(layers) if kinds[i] != derived[i])
-        raise ConfigError(
-            f"layer_types says {kinds[at]} for layer {at}, but full_attention_interval = {interval} makes it "
-            f"{derived[at]}"
-        )
+    for layer, kind in enumerate(derived or ()):
+        if kinds[layer] != kind:
+            raise ConfigError(
+                f"layer_types says {kinds[layer]} for layer {layer}, but full_attention_interval {interval} "
+                f"makes it {kind}"
+            )
     return tuple(kinds)
+
+
+def _every(interval: int, layers: int) -> list[LayerType]:
+    return ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)]
 
 
 def _rotary(fields: Mapping[str, Any], head_dim: int) -> tuple[float, int]:
@@ -382,7 +378,7 @@ def _rotary(fields: Mapping[str, Any], head_dim: int) -> tuple[float, int]:
 
 
 def _check_sections(sections: Any, rotary_dim: int) -> None:
-    """Text positions are equal in all three mrope sections, so they have no effect; their sizes must still add up."""
+    """A text token has one position for all mrope sections, so only their sum can matter: it must fit."""
     if sections is None:
         return
     if not isinstance(sections, list) or any(type(n) is not int or n < 0 for n in sections):
