@@ -1,7 +1,7 @@
 """Every error a caller can meet: one class per situation.
 
-The place that raises writes the message: the fact, the limit it ran into, and the knob that helps. The command line
-prints that message after `specprefill: error:` and never shows a traceback for these classes.
+The place that raises writes the message: the fact, the limit it ran into, and the knob that helps. The
+command line prints that message after `specprefill: error:` and never shows a traceback for these classes.
 """
 
 
@@ -18,7 +18,7 @@ class FileMissing(SpecPrefillError):
 
 
 class CheckpointError(SpecPrefillError):
-    """A checkpoint is truncated or unreadable, or holds an unknown, missing, wrongly shaped or wrongly typed tensor."""
+    """A checkpoint is truncated or unreadable, or a tensor is unknown, missing or wrongly shaped or typed."""
 
 
 class ConfigError(SpecPrefillError):
@@ -34,7 +34,7 @@ class CompileError(SpecPrefillError):
 
 
 class CompilerMissing(SpecPrefillError):
-    """Compiling was asked for in an environment that can only serve: `pip install "specprefill-jax[compile]"`."""
+    """Compiling was asked for where only serving is installed: `pip install "specprefill-jax[compile]"`."""
 
 
 class ArtifactError(SpecPrefillError):
@@ -46,7 +46,7 @@ class HashMismatch(ArtifactError):
 
 
 class WrongTarget(SpecPrefillError):
-    """An artifact was compiled for another target than the device that was found; it would run silently wrong."""
+    """An artifact was compiled for another target than the device found; it would run silently wrong."""
 
 
 class Unproven(SpecPrefillError):
@@ -70,11 +70,11 @@ class TemplateError(SpecPrefillError):
 
 
 class ScoresUnusable(SpecPrefillError):
-    """Token importance is not finite, all zero, or constant: it ranks nothing. The request is served dense."""
+    """Token importance is not finite, all zero, or constant: it ranks nothing. The request runs dense."""
 
 
 class BudgetTooSmall(SpecPrefillError):
-    """The forced tokens leave the token budget no room for any other token. The request is served dense."""
+    """The forced tokens leave the token budget no room for any other token. The request runs dense."""
 
 
 class SelfTestFailed(SpecPrefillError):

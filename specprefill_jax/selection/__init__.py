@@ -1,0 +1,17 @@
+"""Selection: from importance per token to the positions that the target reads. Knows no device."""
+
+from specprefill_jax.selection.budget import forced_tokens, keeps_everything, minimum_kept, token_budget
+from specprefill_jax.selection.scores import boost, chunk_masses, normalize
+from specprefill_jax.selection.select import Selection, select
+
+__all__ = [
+    "Selection",
+    "boost",
+    "chunk_masses",
+    "forced_tokens",
+    "keeps_everything",
+    "minimum_kept",
+    "normalize",
+    "select",
+    "token_budget",
+]

@@ -1,0 +1,48 @@
+"""How many tokens may be kept, how many must be, and which must be."""
+
+import math
+from decimal import Decimal
+
+import numpy as np
+from jaxtyping import Bool
+
+from specprefill_jax.settings import Settings
+
+FORCED_FIRST = 4
+"""First tokens that are always kept: attention sinks there hold the target's attention together."""
+
+FORCED_LAST = 2
+"""Last tokens that are always kept: the answer begins from them."""
+
+
+def minimum_kept(tokens: int) -> int:
+    """Fewest tokens to keep of `tokens`: a tenth, at least 4, at most 128."""
+    return min(128, max(4, tokens // 10))
+
+
+def keeps_everything(tokens: int, settings: Settings) -> bool:
+    """Whether all `tokens` are kept whatever their importance, so that scoring them would be wasted."""
+    return settings.keep >= 1 or tokens <= minimum_kept(tokens)
+
+
+def wanted_tokens(tokens: int, settings: Settings) -> int:
+    """Tokens that might be kept but for `max_keep`: the fraction `keep`, or in mass mode all of them."""
+    if settings.selection == "mass":
+        return tokens
+    # Decimal takes 0.07 as written: in binary floating point, 0.07 * 100 is above 7 and would round up to 8.
+    return max(math.ceil(Decimal(repr(settings.keep)) * tokens), minimum_kept(tokens))
+
+
+def token_budget(tokens: int, settings: Settings) -> int:
+    """Most tokens that may be kept of `tokens`; never exceeded, forced tokens included."""
+    wanted = wanted_tokens(tokens, settings)
+    return min(wanted, settings.max_keep) if settings.max_keep else wanted
+
+
+def forced_tokens(tokens: int, chunk: int) -> Bool[np.ndarray, "M"]:
+    """Mask of the tokens that are always kept: the first 4, the last 2, and the whole last chunk."""
+    forced = np.zeros(tokens, dtype=bool)
+    forced[:FORCED_FIRST] = True
+    forced[-FORCED_LAST:] = True
+    forced[(tokens - 1) // chunk * chunk :] = True
+    return forced
