@@ -1,7 +1,7 @@
-"""Speculative prefill for Qwen3.5: a small draft reads the prompt, the large model prefills only what matters.
+"""Speculative prefill for Qwen3.5: a small draft reads the prompt, the target prefills only what matters.
 
-Names are loaded when they are first used: importing this package costs nothing and needs neither JAX, nor a compiler,
-nor a device.
+Names are loaded when they are first used: importing this package costs nothing and needs neither JAX, nor
+a compiler, nor a device.
 """
 
 from importlib import import_module
