@@ -65,8 +65,8 @@ _READ: Final = frozenset(
     }
 )
 
-# Known to have no effect on text inference: bookkeeping of transformers, training, and the part of the checkpoint
-# that is skipped (the multi-token prediction head).
+# Known to have no effect on text inference: bookkeeping of transformers, training, and the part of the
+# checkpoint that is skipped (the multi-token prediction head).
 _NO_EFFECT: Final = frozenset(
     {
         "_name_or_path",
@@ -179,8 +179,8 @@ class TextConfig:
         """Reads the fields of a `config.json`, multimodal (`text_config` inside) or text-only.
 
         Raises:
-            ConfigError: a foreign `model_type`, an unknown or missing field, a variant that is not implemented,
-                or fields that contradict each other.
+            ConfigError: a foreign `model_type`, an unknown or missing field, a variant that is not
+                implemented, or fields that contradict each other.
         """
         return _read_text(_text_fields(fields))
 
@@ -259,7 +259,7 @@ def _text_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ConfigError(f"model_type {MULTIMODAL!r} needs an object text_config; found {_kind(text)}")
     if text.get("model_type", TEXT_ONLY) != TEXT_ONLY:
         raise ConfigError(f"text_config.model_type is {text['model_type']!r}; supported is {TEXT_ONLY!r}")
-    # The wrapper may repeat a field of the text model (tie_word_embeddings, eos_token_id): then they must agree.
+    # The wrapper may repeat a field of the text model (tie_word_embeddings, eos_token_id): they must agree.
     own = _WRAPPER_NO_EFFECT | _NO_EFFECT | {"model_type", "text_config"}
     shared = {name: value for name, value in fields.items() if name not in own and value is not None}
     for name, value in shared.items():
@@ -294,8 +294,8 @@ def _check_known(names: set[str]) -> None:
     unknown = sorted(names - set(_SIZES) - set(_FIXED) - _READ - _NO_EFFECT)
     if unknown:
         raise ConfigError(
-            f"unknown fields: {', '.join(unknown)}. They may change what the model computes; supported is what "
-            "transformers 5.24 writes for qwen3_5. Remove a field that is known to have no effect on inference"
+            f"unknown fields: {', '.join(unknown)}. They may change what the model computes; supported is "
+            "what transformers 5.24 writes for qwen3_5. Remove a field that is known not to affect inference"
         )
 
 

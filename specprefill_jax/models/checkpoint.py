@@ -1,0 +1,381 @@
+"""The table between checkpoint keys and parameters of a Qwen3.5 text model, used in both directions.
+
+The canonical key is the text-only one (`model.layers.0.mlp.up_proj.weight`); the multimodal releases put
+`model.language_model.` where it says `model.`. Shapes follow from the configuration, never from the file: a
+tensor that is unknown, missing or of another shape is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import jax
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float, Shaped
+from numpy.typing import DTypeLike
+
+from specprefill_jax.errors import CheckpointError
+from specprefill_jax.formats.safetensors import TensorSpec, read_tensors, write_tensors
+from specprefill_jax.models.config import TextConfig
+from specprefill_jax.models.parameters import Attention, Block, Delta, Mlp, Model
+
+TEXT_PREFIX: Final = "model."
+MULTIMODAL_PREFIX: Final = "model.language_model."
+SKIPPED_PREFIXES: Final = ("model.visual.", "mtp.")  # the vision tower; the multi-token prediction head
+
+Kind = Literal["matrix", "vector"]
+
+MATRIX_DTYPES: Final = tuple(np.dtype(d) for d in (np.float32, ml_dtypes.bfloat16, np.float16))
+FLOATS: Final = (*MATRIX_DTYPES, np.dtype(np.float64))
+DEFAULT_SHARD_BYTES: Final = 4_000_000_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    `field` is the parameter's path inside `Model` or `Block`, `key` its name in the checkpoint after the
+    prefix and `layers.N.`, `shape` its shape there in the words of `_sizes`. Matrices take the number format
+    of the build; vectors (norms, decay constants, the convolution) stay f32 in every build.
+    """
+
+    field: str
+    key: str
+    kind: Kind
+    shape: tuple[str, ...]
+
+
+MODEL_ROWS: Final = (
+    Row("embed_tokens", "embed_tokens.weight", "matrix", ("vocabulary", "hidden")),
+    Row("norm", "norm.weight", "vector", ("hidden",)),
+)
+HEAD_ROW: Final = Row("lm_head", "lm_head.weight", "matrix", ("vocabulary", "hidden"))
+BLOCK_ROWS: Final = (
+    Row("input_layernorm", "input_layernorm.weight", "vector", ("hidden",)),
+    Row("post_attention_layernorm", "post_attention_layernorm.weight", "vector", ("hidden",)),
+    Row("mlp.gate_proj", "mlp.gate_proj.weight", "matrix", ("intermediate", "hidden")),
+    Row("mlp.up_proj", "mlp.up_proj.weight", "matrix", ("intermediate", "hidden")),
+    Row("mlp.down_proj", "mlp.down_proj.weight", "matrix", ("hidden", "intermediate")),
+)
+ATTENTION_ROWS: Final = (
+    Row("mixer.q_proj", "self_attn.q_proj.weight", "matrix", ("queries and gates", "hidden")),
+    Row("mixer.k_proj", "self_attn.k_proj.weight", "matrix", ("keys", "hidden")),
+    Row("mixer.v_proj", "self_attn.v_proj.weight", "matrix", ("keys", "hidden")),
+    Row("mixer.o_proj", "self_attn.o_proj.weight", "matrix", ("hidden", "queries")),
+    Row("mixer.q_norm", "self_attn.q_norm.weight", "vector", ("head",)),
+    Row("mixer.k_norm", "self_attn.k_norm.weight", "vector", ("head",)),
+)
+DELTA_ROWS: Final = (
+    Row("mixer.in_proj_qkv", "linear_attn.in_proj_qkv.weight", "matrix", ("channels", "hidden")),
+    Row("mixer.in_proj_z", "linear_attn.in_proj_z.weight", "matrix", ("delta values", "hidden")),
+    Row("mixer.in_proj_b", "linear_attn.in_proj_b.weight", "matrix", ("delta value heads", "hidden")),
+    Row("mixer.in_proj_a", "linear_attn.in_proj_a.weight", "matrix", ("delta value heads", "hidden")),
+    Row("mixer.conv1d", "linear_attn.conv1d.weight", "vector", ("channels", "one", "kernel")),
+    Row("mixer.A_log", "linear_attn.A_log", "vector", ("delta value heads",)),
+    Row("mixer.dt_bias", "linear_attn.dt_bias", "vector", ("delta value heads",)),
+    Row("mixer.norm", "linear_attn.norm.weight", "vector", ("delta value head",)),
+    Row("mixer.out_proj", "linear_attn.out_proj.weight", "matrix", ("hidden", "delta values")),
+)
+MIXER_ROWS: Final = {"full_attention": ATTENTION_ROWS, "linear_attention": DELTA_ROWS}
+
+
+def _sizes(config: TextConfig) -> dict[str, int]:
+    return {
+        "vocabulary": config.vocab_size,
+        "hidden": config.hidden_size,
+        "intermediate": config.intermediate_size,
+        "queries": config.query_dim,
+        "queries and gates": 2 * config.query_dim,
+        "keys": config.key_value_dim,
+        "head": config.head_dim,
+        "channels": config.conv_channels,
+        "delta values": config.value_dim,
+        "delta value heads": config.linear_num_value_heads,
+        "delta value head": config.linear_value_head_dim,
+        "one": 1,
+        "kernel": config.linear_conv_kernel_dim,
+    }
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One parameter of a model: its canonical key, its path in `Model`, its shape in the file.
+
+    Its shape in the tree differs for the convolution alone: [channels, 1, kernel] becomes [channels, kernel].
+    """
+
+    key: str
+    path: tuple[str | int, ...]
+    kind: Kind
+    stored_shape: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if len(self.stored_shape) == 3:
+            return (self.stored_shape[0], self.stored_shape[2])
+        return self.stored_shape
+
+    def dtype(self, matrix_dtype: np.dtype) -> np.dtype:
+        """The type this parameter has in a build whose matrices are `matrix_dtype`."""
+        return matrix_dtype if self.kind == "matrix" else np.dtype(np.float32)
+
+
+def parameter_specs(config: TextConfig) -> tuple[ParameterSpec, ...]:
+    """Every parameter: the embedding, the layers in order, the final norm, the head where it is not tied."""
+    sizes = _sizes(config)
+
+    def spec(row: Row, key: str, path: tuple[str | int, ...]) -> ParameterSpec:
+        return ParameterSpec(
+            key=key + row.key,
+            path=(*path, *row.field.split(".")),
+            kind=row.kind,
+            stored_shape=tuple(sizes[name] for name in row.shape),
+        )
+
+    embedding, norm = MODEL_ROWS
+    layers = [
+        spec(row, f"{TEXT_PREFIX}layers.{layer}.", ("layers", layer))
+        for layer, kind in enumerate(config.layer_types)
+        for row in BLOCK_ROWS + MIXER_ROWS[kind]
+    ]
+    head = [] if config.tie_word_embeddings else [spec(HEAD_ROW, "", ())]
+    return (spec(embedding, TEXT_PREFIX, ()), *layers, spec(norm, TEXT_PREFIX, ()), *head)
+
+
+def parameter_shapes(config: TextConfig, matrix_dtype: DTypeLike) -> Model:
+    """A `Model` whose leaves are `jax.ShapeDtypeStruct`: what an export needs in place of weights."""
+    matrices = _matrix_dtype(matrix_dtype)
+    return build_model(config, lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype(matrices)))
+
+
+def load_parameters(directory: Path, config: TextConfig, matrix_dtype: DTypeLike) -> Model:
+    """A `Model` of NumPy arrays from a checkpoint directory.
+
+    Tensors that the file already holds in the wanted format stay views of the mapped file.
+
+    Raises: as `iterate_tensors`.
+    """
+    tensors = dict(iterate_tensors(directory, config, matrix_dtype))
+    return build_model(config, lambda spec: tensors[spec.key])
+
+
+def save_parameters(
+    model: Model,
+    config: TextConfig,
+    directory: Path,
+    *,
+    prefix: str = TEXT_PREFIX,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+) -> None:
+    """Writes a checkpoint directory: a text-only config.json, safetensors in the formats of the arrays."""
+    specs = parameter_specs(config)
+    arrays = [np.asarray(parameter_at(model, spec)).reshape(spec.stored_shape) for spec in specs]
+    stored = [
+        TensorSpec(stored_key(spec.key, prefix), array.dtype, array.shape)
+        for spec, array in zip(specs, arrays, strict=True)
+    ]
+    write_tensors(directory, stored, arrays, shard_bytes)
+    text = json.dumps(config.to_hf(), indent=2)
+    (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def iterate_tensors(
+    directory: Path, config: TextConfig, matrix_dtype: DTypeLike
+) -> Iterator[tuple[str, Float[np.ndarray, "*shape"]]]:
+    """(canonical key, array) of every parameter in the order of `parameter_specs`, one in memory at a time.
+
+    Names and shapes are checked before the first array, values as each array is reached. Matrices come as
+    `matrix_dtype` (float32, bfloat16 or float16), vectors as float32, the convolution as [channels, kernel].
+
+    Raises:
+        FileMissing: the checkpoint or one of its shards is not there.
+        CheckpointError: a file is malformed; a tensor is unknown, missing, there twice, of another shape or
+            of a format that is not read; a value is not finite or too large for `matrix_dtype`.
+    """
+    matrices = _matrix_dtype(matrix_dtype)
+    specs = parameter_specs(config)
+    stored = canonical_tensors(read_tensors(directory))
+    _check_coverage(directory, config, specs, stored)
+
+    def arrays() -> Iterator[tuple[str, np.ndarray]]:
+        for spec in specs:
+            array = stored[spec.key].reshape(spec.shape)
+            yield spec.key, converted(spec.key, array, spec.dtype(matrices))
+
+    return arrays()
+
+
+def build_model(config: TextConfig, leaf: Callable[[ParameterSpec], Any]) -> Model:
+    """A `Model` with `leaf(spec)` in the place of each parameter: the table read towards the parameters."""
+    leaves = {spec.path: leaf(spec) for spec in parameter_specs(config)}
+
+    def node(cls: type[Any], *path: str | int) -> Any:
+        return cls(**{field.name: leaves[(*path, field.name)] for field in fields(cls)})
+
+    def block(layer: int, kind: str) -> Block:
+        mixer = Attention if kind == "full_attention" else Delta
+        return Block(
+            input_layernorm=leaves["layers", layer, "input_layernorm"],
+            mixer=node(mixer, "layers", layer, "mixer"),
+            post_attention_layernorm=leaves["layers", layer, "post_attention_layernorm"],
+            mlp=node(Mlp, "layers", layer, "mlp"),
+        )
+
+    return Model(
+        embed_tokens=leaves["embed_tokens",],
+        layers=tuple(block(layer, kind) for layer, kind in enumerate(config.layer_types)),
+        norm=leaves["norm",],
+        lm_head=leaves.get(("lm_head",)),
+    )
+
+
+def parameter_at(model: Model, spec: ParameterSpec) -> Any:
+    """The parameter that `spec` names: the table read towards the checkpoint."""
+
+    def step(node: Any, name: str | int) -> Any:
+        return node[name] if isinstance(name, int) else getattr(node, name)
+
+    return reduce(step, spec.path, model)
+
+
+def stored_key(key: str, prefix: str) -> str:
+    """The canonical key under another prefix; the head has none."""
+    return prefix + key.removeprefix(TEXT_PREFIX) if key.startswith(TEXT_PREFIX) else key
+
+
+def canonical_tensors(
+    tensors: Mapping[str, Shaped[np.ndarray, "..."]],
+) -> dict[str, Shaped[np.ndarray, "..."]]:
+    """Tensors under their canonical keys, without the skipped ones.
+
+    Raises:
+        CheckpointError: a tensor is there under both prefixes.
+    """
+    canonical: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(SKIPPED_PREFIXES):
+            continue
+        multimodal = name.startswith(MULTIMODAL_PREFIX)
+        key = TEXT_PREFIX + name.removeprefix(MULTIMODAL_PREFIX) if multimodal else name
+        if key in canonical:
+            raise CheckpointError(
+                f"{key} is there twice, as {key} and as {stored_key(key, MULTIMODAL_PREFIX)}; "
+                "a checkpoint uses one prefix"
+            )
+        canonical[key] = tensor
+    return canonical
+
+
+def _check_coverage(
+    directory: Path,
+    config: TextConfig,
+    specs: Sequence[ParameterSpec],
+    stored: dict[str, np.ndarray],
+) -> None:
+    """Every parameter is there in its shape, and nothing else is."""
+    if config.tie_word_embeddings:
+        _drop_tied_head(directory, stored)
+    wanted = {spec.key: spec.stored_shape for spec in specs}
+    missing = [f"{key} {list(shape)}" for key, shape in wanted.items() if key not in stored]
+    if missing:
+        raise CheckpointError(f"{directory} lacks {_some(missing)}, which its config.json asks for")
+    unknown = [f"{key} {list(tensor.shape)}" for key, tensor in stored.items() if key not in wanted]
+    if unknown:
+        raise CheckpointError(
+            f"{directory} holds {_some(unknown)}, which has no place in the model of its config.json; "
+            f"skipped by name are only {' and '.join(prefix + '*' for prefix in SKIPPED_PREFIXES)}"
+        )
+    for key, shape in wanted.items():
+        found = stored[key].shape
+        if found != shape:
+            raise CheckpointError(
+                f"{key} in {directory} has shape {list(found)}, but config.json asks for {list(shape)}"
+            )
+
+
+def _drop_tied_head(directory: Path, stored: dict[str, np.ndarray]) -> None:
+    """A tied head may be stored again, as some exporters do; then it must be the embedding, bit for bit."""
+    head, embedding = stored.pop(HEAD_ROW.key, None), stored.get(TEXT_PREFIX + MODEL_ROWS[0].key)
+    if head is None or embedding is None:
+        return
+    same_form = head.dtype == embedding.dtype and head.shape == embedding.shape
+    if not same_form or not np.array_equal(_bits(head), _bits(embedding)):
+        raise CheckpointError(
+            f"{HEAD_ROW.key} in {directory} differs from {TEXT_PREFIX}{MODEL_ROWS[0].key}, but config.json "
+            "says tie_word_embeddings; set it to false if the head was trained on its own"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names of a list that may be long."""
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest
+
+
+def converted(key: str, array: Float[np.ndarray, "*shape"], dtype: np.dtype) -> Float[np.ndarray, "*shape"]:
+    """The array as `dtype`; the same array where it already is. Rounded to nearest, never clipped.
+
+    Raises:
+        CheckpointError: a value is not finite or beyond the range of `dtype`; the message names the tensor.
+    """
+    if array.dtype not in FLOATS:
+        raise CheckpointError(
+            f"{key} is stored as {array.dtype}; read are {', '.join(str(d) for d in FLOATS)}. Convert a "
+            "quantized checkpoint to one of them first"
+        )
+    largest = largest_magnitude(array)
+    if not np.isfinite(largest):
+        raise CheckpointError(f"{key} holds a value that is not finite; the checkpoint is damaged")
+    limit = float(ml_dtypes.finfo(dtype).max)
+    if largest > limit:
+        raise CheckpointError(
+            f"{key} reaches {largest:g}, but {dtype} ends at {limit:g}; build with bfloat16 or float32 "
+            "weights"
+        )
+    if array.dtype == dtype:
+        return array
+    out = np.empty(array.shape, dtype)
+    source, target = array.reshape(-1), out.reshape(-1)
+    for piece in _pieces(source.size):
+        # Through f32: NumPy and ml_dtypes convert to and from it with vector instructions.
+        target[piece] = source[piece].astype(np.float32).astype(dtype)
+    return out
+
+
+def largest_magnitude(array: Float[np.ndarray, "*shape"]) -> float:
+    """The largest absolute value; infinite or NaN if any value is.
+
+    A float's bits without the sign are ordered as its magnitude is, infinity and then NaN above all numbers:
+    one integer maximum checks the values of a 4B checkpoint at the speed of memory.
+    """
+    if not array.size:
+        return 0.0
+    bits = _bits(array).reshape(-1)
+    magnitude = bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
+    largest = max((bits[piece] & magnitude).max() for piece in _pieces(bits.size))
+    return float(np.asarray(largest, bits.dtype).view(array.dtype).astype(np.float64))
+
+
+def _bits(array: Float[np.ndarray, "*shape"]) -> Shaped[np.ndarray, "*shape"]:
+    return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+
+
+def _pieces(size: int) -> Iterator[slice]:
+    """Slices of a few MB, so that a conversion needs no second copy of a large tensor."""
+    step = 1 << 21
+    return (slice(at, at + step) for at in range(0, size, step))
+
+
+def _matrix_dtype(dtype: DTypeLike) -> np.dtype:
+    found = np.dtype(dtype)
+    if found not in MATRIX_DTYPES:
+        raise CheckpointError(
+            f"weights cannot be loaded as {found}; choose {', '.join(str(d) for d in MATRIX_DTYPES)}"
+        )
+    return found
