@@ -7,7 +7,6 @@ tensor that is unknown, missing or of another shape is an error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
@@ -22,7 +21,7 @@ from numpy.typing import DTypeLike
 
 from specprefill_jax.errors import CheckpointError
 from specprefill_jax.formats.safetensors import TensorSpec, read_tensors, write_tensors
-from specprefill_jax.models.config import TextConfig
+from specprefill_jax.models.config import TextConfig, write_config
 from specprefill_jax.models.parameters import Attention, Block, Delta, Mlp, Model
 
 TEXT_PREFIX: Final = "model."
@@ -181,8 +180,7 @@ def save_parameters(
         for spec, array in zip(specs, arrays, strict=True)
     ]
     write_tensors(directory, stored, arrays, shard_bytes)
-    text = json.dumps(config.to_hf(), indent=2)
-    (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+    write_config(config, directory, str(np.asarray(model.embed_tokens).dtype))
 
 
 def iterate_tensors(

@@ -234,6 +234,12 @@ def read_config(path: Path | str) -> TextConfig:
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *more))))
 
 
+def write_config(config: TextConfig, directory: Path, dtype: str) -> None:
+    """Writes a text-only config.json; `dtype` names the number format of the weights beside it."""
+    text = json.dumps({**config.to_hf(), "dtype": dtype}, indent=2)
+    (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
 def _read_object(file: Path) -> Mapping[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
