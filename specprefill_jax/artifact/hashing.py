@@ -11,7 +11,7 @@ _PIECE_BYTES = 8 << 20
 
 
 def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """The sha256 of a file's content, as 64 hex digits. `on_bytes` hears how many bytes each step has read."""
+    """The sha256 of a file's content, as 64 hex digits. `on_bytes` hears the bytes of each read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):

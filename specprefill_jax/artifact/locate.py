@@ -19,10 +19,11 @@ def cache_folder() -> Path:
 
 
 def find_artifact(name: str) -> Path:
-    """The directory of the artifact called `name`: a path to it, or its name in ./artifacts or the user's cache.
+    """The directory of the artifact called `name`: a path to it, or its name in ./artifacts or the user's
+    cache.
 
-    A name is looked up in ./artifacts first, and only a directory with a manifest counts. A path (anything with a
-    slash, or a dot) is taken as it is; reading its manifest then says what is wrong with it.
+    A name is looked up in ./artifacts first, and only a directory with a manifest counts. A path (anything
+    with a slash, or a dot) is taken as it is; reading its manifest then says what is wrong with it.
 
     Raises:
         FileMissing: there is no artifact of that name; the message lists where it was looked for.
@@ -60,8 +61,9 @@ def embedded(name: str) -> Path:
 def demo_artifact(device: str) -> Path:
     """The cache directory of the embedded demo pair compiled for `device`; it exists once that was compiled.
 
-    Its name carries a digest of what the compiled bytes follow from: the pair, the recipes, the code that compiles
-    and the version of IREE. So a change of any of them leads to a fresh directory, never to a stale module.
+    Its name carries a digest of what the compiled bytes follow from: the pair, the recipes, the code that
+    compiles and the version of IREE. So a change of any of them leads to a fresh directory, never to a stale
+    module.
 
     Raises:
         FileMissing: the installation lacks the demo pair.

@@ -1,8 +1,8 @@
 """The manifest of an artifact: one schema, one reader, one writer.
 
 An artifact is a directory for one device: `manifest.json`, a compiled module and a parameter archive per
-model, the tokenizer and the chat template. The manifest says how to call the modules, which device they are for,
-how to prove that they compute right there, and how to build the same bytes again.
+model, the tokenizer and the chat template. The manifest says how to call the modules, which device they are
+for, how to prove that they compute right there, and how to build the same bytes again.
 """
 
 import dataclasses
@@ -88,8 +88,8 @@ class Model:
 class DeviceTarget:
     """What the modules were compiled for.
 
-    `cpu_features` are the /proc/cpuinfo flags that the code needs. `device_match` is a regular expression to be
-    found in the name of the Vulkan device, case aside; "" accepts any.
+    `cpu_features` are the /proc/cpuinfo flags that the code needs. `device_match` is a regular expression to
+    be found in the name of the Vulkan device, case aside; "" accepts any.
     """
 
     name: str
@@ -262,7 +262,7 @@ def _check_model(model: Model, where: str, manifest: Manifest) -> None:
         )
     _require(
         model.blocks[0] <= model.capacities[0],
-        f"{where}: the smallest block, {model.blocks[0]}, exceeds the smallest capacity {model.capacities[0]}",
+        f"{where}: the smallest block, {model.blocks[0]}, exceeds the first capacity {model.capacities[0]}",
     )
     _require(
         0 <= model.rows <= model.blocks[-1],
@@ -293,7 +293,7 @@ def _check_self_test(test: SelfTest, model: Model, where: str) -> None:
     fits = count <= test.block <= test.capacity and count < test.capacity
     _require(
         test.block in model.blocks and test.capacity in model.capacities and fits,
-        f"{where}: block and capacity must be the model's, with tokens <= block <= capacity and room for one more",
+        f"{where}: needs a block and a capacity of the model, tokens <= block <= capacity, room for one more",
     )
     ids = (*test.tokens, test.next_token, *test.logits_index)
     _require(all(0 <= token < model.vocabulary for token in ids), f"{where}: an id is outside the vocabulary")

@@ -16,8 +16,8 @@ from specprefill_jax.errors import FileMissing, HashMismatch
 
 log = logging.getLogger(__name__)
 
-# Files up to this size are hashed at every load (a tenth of a second at most). Larger ones, the parameter archives
-# of real models, are hashed once; after that a stamp of size, time and inode stands for the content.
+# Files up to this size are hashed at every load (a tenth of a second at most). Larger ones, the parameter
+# archives of real models, are hashed once; after that a stamp of size, time and inode stands for the content.
 STAMPED_ABOVE_BYTES = 64 << 20
 
 Progress = Callable[[int, int], None]

@@ -1,0 +1,133 @@
+"""Moving values between the host and a device.
+
+`DeviceArray.to_host` of IREE 3.13 fails on Vulkan devices that share memory with the host (integrated GPUs,
+lavapipe): the allocator calls any host memory importable, then refuses every pointer that is not aligned to a
+page. So values are read back through a staging buffer of our own. No upstream issue is known.
+`tests/runtime/test_transfer.py` fails once the stock way works: then this reader can go.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import iree.runtime as iree
+import numpy as np
+from jaxtyping import Int, Shaped
+
+# IREE's enumerations mix with whole numbers only after this conversion.
+_DEFAULT_USAGE = int(iree.BufferUsage.DEFAULT)
+_MAPPING = int(iree.BufferUsage.MAPPING_SCOPED)
+_DEVICE_LOCAL = int(iree.MemoryType.DEVICE_LOCAL)
+_HOST_VISIBLE = int(iree.MemoryType.HOST_VISIBLE) | int(iree.MemoryType.HOST_COHERENT)
+_STAGING = int(iree.MemoryType.HOST_LOCAL) | int(iree.MemoryType.DEVICE_VISIBLE)
+
+ELEMENT_TYPES = {
+    "f32": iree.HalElementType.FLOAT_32,
+    "f16": iree.HalElementType.FLOAT_16,
+    "bf16": iree.HalElementType.BFLOAT_16,
+    "i32": iree.HalElementType.SINT_32,
+}
+_ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4}
+
+
+class Input:
+    """A device buffer that the host writes directly, reused from call to call: no copy, no wait."""
+
+    def __init__(self, device: iree.HalDevice, shape: tuple[int, ...], dtype: str) -> None:
+        kind = np.float32 if dtype == "f32" else np.int32
+        self._dtype = np.dtype(kind)
+        self._buffer = device.allocator.allocate_buffer(
+            memory_type=_DEVICE_LOCAL | _HOST_VISIBLE,
+            allowed_usage=_DEFAULT_USAGE | _MAPPING,
+            allocation_size=int(np.prod(shape)) * self._dtype.itemsize,
+        )
+        self.shape = shape
+        self.view = iree.HalBufferView(self._buffer, shape, ELEMENT_TYPES[dtype])
+
+    def write(self, values: Shaped[np.ndarray, "..."]) -> iree.HalBufferView:
+        """Fill the buffer; a call that reads it must not be running."""
+        self._buffer.map().asarray(self.shape, self._dtype)[...] = values
+        return self.view
+
+
+class Transfer:
+    """Reads, copies and zero-fills buffers of one device; returns when the device has finished."""
+
+    def __init__(self, device: iree.HalDevice) -> None:
+        self._device = device
+        self._semaphore = device.create_semaphore(0)
+        self._submitted = 0
+        self._staging: iree.HalBuffer | None = None
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> iree.HalBufferView:
+        """A buffer in device memory. Its content is undefined."""
+        size = int(np.prod(shape)) * _ELEMENT_BYTES[dtype]
+        return iree.HalBufferView(self.allocate_bytes(size), shape, ELEMENT_TYPES[dtype])
+
+    def allocate_bytes(self, size: int) -> iree.HalBuffer:
+        """A buffer of `size` bytes in device memory. Its content is undefined."""
+        return self._device.allocator.allocate_buffer(
+            memory_type=_DEVICE_LOCAL, allowed_usage=_DEFAULT_USAGE, allocation_size=size
+        )
+
+    def read(self, view: iree.HalBufferView) -> Shaped[np.ndarray, "..."]:
+        """The values of a device buffer as a new array; bf16, which NumPy lacks, is widened to float32."""
+        buffer = view.get_buffer()
+        size = buffer.byte_length()
+        if self._staging is None or self._staging.byte_length() < size:
+            self._staging = self._device.allocator.allocate_buffer(
+                memory_type=_STAGING,
+                allowed_usage=int(iree.BufferUsage.TRANSFER_TARGET) | _MAPPING,
+                # A power of two, so that growing prompts do not allocate at every step.
+                allocation_size=1 << max(16, (size - 1).bit_length()),
+            )
+        self.copy([(buffer, self._staging)])
+        shape, mapped = list(view.shape), self._staging.map()
+        if view.element_type == iree.HalElementType.BFLOAT_16:
+            halves = mapped.asarray(shape, np.dtype(np.uint16))
+            return (halves.astype(np.uint32) << 16).view(np.float32)
+        dtype: Any = np.dtype(iree.HalElementType.map_to_dtype(view.element_type))
+        return mapped.asarray(shape, dtype).copy()
+
+    def copy(self, pairs: Iterable[tuple[iree.HalBuffer, iree.HalBuffer]]) -> None:
+        """Copy each source buffer to the beginning of its target, on the device."""
+        for source, target in pairs:
+            wait, signal = self._step()
+            self._device.queue_copy(source, target, wait_semaphores=wait, signal_semaphores=signal)
+        self._finish()
+
+    def zero(self, buffers: Iterable[iree.HalBuffer]) -> None:
+        """Fill each buffer with zeros, all in one submission."""
+        commands = iree.HalCommandBuffer(self._device)
+        for buffer in buffers:
+            commands.fill(buffer, np.zeros(1, np.uint8), 0, buffer.byte_length())
+        commands.end()
+        wait, signal = self._step()
+        self._device.queue_execute(commands, wait_semaphores=wait, signal_semaphores=signal)
+        self._finish()
+
+    def _step(self) -> tuple[iree.HalFence, iree.HalFence]:
+        """Fences that put one more operation behind all earlier ones."""
+        before = self._submitted
+        self._submitted += 1
+        return (
+            iree.HalFence.create_at(self._semaphore, before),
+            iree.HalFence.create_at(self._semaphore, before + 1),
+        )
+
+    def _finish(self) -> None:
+        iree.HalFence.create_at(self._semaphore, self._submitted).wait()
+
+
+def same_memory(one: iree.HalBufferView, other: iree.HalBufferView) -> bool:
+    """Whether two views show the same device buffer."""
+    first: Any = one.get_buffer()
+    second: Any = other.get_buffer()
+    return bool(first.ref == second.ref)
+
+
+def as_int32(values: Int[np.ndarray, "N"], length: int) -> Int[np.ndarray, "T"]:
+    """`values` padded to a block of `length`, the padding repeating the last value."""
+    padded = np.empty(length, np.int32)
+    padded[: len(values)] = values
+    padded[len(values) :] = values[-1]
+    return padded
