@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Self
 
 from specprefill_jax.artifact import strict
 from specprefill_jax.errors import ArtifactError, FileMissing
@@ -142,7 +141,7 @@ class Manifest:
     build: Build
 
     @classmethod
-    def read(cls, directory: Path) -> Self:
+    def read(cls, directory: Path) -> "Manifest":
         """Read and check `manifest.json` of an artifact directory.
 
         Raises:
@@ -164,7 +163,7 @@ class Manifest:
         return cls.from_json(document, str(path))
 
     @classmethod
-    def from_json(cls, document: object, where: str = MANIFEST_NAME) -> Self:
+    def from_json(cls, document: object, where: str = MANIFEST_NAME) -> "Manifest":
         """The manifest held in parsed JSON; `where` begins each error message.
 
         Raises:

@@ -3,18 +3,17 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Self
 
 import iree.runtime as iree
 import numpy as np
 from jaxtyping import Float, Int
 
-from specprefill_jax.artifact.manifest import Model
+from specprefill_jax.artifact.manifest import Model, SelfTest
 from specprefill_jax.artifact.verify import Artifact
 from specprefill_jax.errors import ArtifactError, PromptTooLong
 from specprefill_jax.runtime.blocks import plan_blocks
 from specprefill_jax.runtime.device import Device
-from specprefill_jax.runtime.self_test import verify
+from specprefill_jax.runtime.self_test import check_logits
 from specprefill_jax.runtime.state import Snapshot, State
 from specprefill_jax.runtime.target import check_proof, check_target
 from specprefill_jax.runtime.transfer import Input, as_int32, same_memory
@@ -71,7 +70,7 @@ class Program:
         self._hidden = Input(device.hal, (model.hidden,), "f32")
 
     @classmethod
-    def load(cls, artifact: Artifact, role: str, device: Device, *, prove: bool = True) -> Self:
+    def load(cls, artifact: Artifact, role: str, device: Device, *, prove: bool = True) -> "Program":
         """Load one model of an artifact whose files have been checked, and prove it on this device.
 
         Args:
@@ -97,8 +96,25 @@ class Program:
         context, module = _load_module(artifact, model, device, label)
         program = cls(label, model, device, context, module)
         if prove and model.self_test is not None:
-            verify(program, model.self_test)
+            program.verify(model.self_test)
         return program
+
+    def verify(self, test: SelfTest) -> None:
+        """Run the inputs of `test` through prefill, head and decode, and compare with what it recorded.
+
+        Raises:
+            SelfTestFailed: a result differs by more than the recorded tolerance, or is not finite.
+        """
+        state = self.state_of_capacity(test.capacity)
+        index = np.array(test.logits_index)
+        check = functools.partial(
+            check_logits, tolerance=test.tolerance, program=self.label, device=self.device.description
+        )
+        tokens, positions = np.array(test.tokens, np.int32), np.array(test.positions, np.int32)
+        hidden = self.prefill_block(state, tokens, positions, length=test.block)
+        check(self.head(hidden)[index], test.prefill_logits, entry="prefill")
+        decoded = self.decode(state, test.next_token, test.positions[-1] + 1)
+        check(decoded.logits[index], test.decode_logits, entry="decode")
 
     @property
     def largest_capacity(self) -> int:
