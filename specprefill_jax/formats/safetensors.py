@@ -1,8 +1,8 @@
 """Checkpoints in safetensors files, single or sharded, as NumPy views of the mapped files.
 
 The `safetensors` package reads bf16 only through a framework and checks nothing across shards, so the format
-is read here: 8 bytes with the length of the header, the header (JSON: name -> dtype, shape, data_offsets), the
-bytes of the tensors.
+is read here: 8 bytes with the length of the header, the header (JSON: name -> dtype, shape, data_offsets),
+then the bytes.
 Source: https://github.com/huggingface/safetensors#format.
 """
 

@@ -188,8 +188,8 @@ def iterate_tensors(
 ) -> Iterator[tuple[str, Float[np.ndarray, "*shape"]]]:
     """(canonical key, array) of every parameter in the order of `parameter_specs`, one in memory at a time.
 
-    Names and shapes are checked before the first array, values as each array is reached. Matrices come as
-    `matrix_dtype` (float32, bfloat16 or float16), vectors as float32, the convolution as [channels, kernel].
+    Names, shapes and formats are checked before the first array, values as each array is reached. Matrices come
+    as `matrix_dtype` (float32, bfloat16 or float16), vectors as float32, the convolution as [channels, kernel].
 
     Raises:
         FileMissing: the checkpoint or one of its shards is not there.
@@ -276,7 +276,7 @@ def _check_coverage(
     specs: Sequence[ParameterSpec],
     stored: dict[str, np.ndarray],
 ) -> None:
-    """Every parameter is there in its shape, and nothing else is."""
+    """Every parameter is there in its shape and a format that is read, and nothing else is."""
     if config.tie_word_embeddings:
         _drop_tied_head(directory, stored)
     wanted = {spec.key: spec.stored_shape for spec in specs}
@@ -290,10 +290,15 @@ def _check_coverage(
             f"skipped by name are only {' and '.join(prefix + '*' for prefix in SKIPPED_PREFIXES)}"
         )
     for key, shape in wanted.items():
-        found = stored[key].shape
-        if found != shape:
+        found = stored[key]
+        if found.shape != shape:
             raise CheckpointError(
-                f"{key} in {directory} has shape {list(found)}, but config.json asks for {list(shape)}"
+                f"{key} in {directory} has shape {list(found.shape)}, but config.json asks for {list(shape)}"
+            )
+        if found.dtype not in FLOATS:
+            raise CheckpointError(
+                f"{key} in {directory} is stored as {found.dtype}; read are {', '.join(map(str, FLOATS))}. "
+                "Convert a quantized checkpoint to one of them first"
             )
 
 
@@ -322,11 +327,6 @@ def converted(key: str, array: Float[np.ndarray, "*shape"], dtype: np.dtype) -> 
     Raises:
         CheckpointError: a value is not finite or beyond the range of `dtype`; the message names the tensor.
     """
-    if array.dtype not in FLOATS:
-        raise CheckpointError(
-            f"{key} is stored as {array.dtype}; read are {', '.join(str(d) for d in FLOATS)}. Convert a "
-            "quantized checkpoint to one of them first"
-        )
     largest = largest_magnitude(array)
     if not np.isfinite(largest):
         raise CheckpointError(f"{key} holds a value that is not finite; the checkpoint is damaged")
@@ -374,6 +374,6 @@ def _matrix_dtype(dtype: DTypeLike) -> np.dtype:
     found = np.dtype(dtype)
     if found not in MATRIX_DTYPES:
         raise CheckpointError(
-            f"weights cannot be loaded as {found}; choose {', '.join(str(d) for d in MATRIX_DTYPES)}"
+            f"weights cannot be loaded as {found}; choose {', '.join(map(str, MATRIX_DTYPES))}"
         )
     return found
