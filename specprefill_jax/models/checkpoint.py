@@ -188,8 +188,9 @@ def iterate_tensors(
 ) -> Iterator[tuple[str, Float[np.ndarray, "*shape"]]]:
     """(canonical key, array) of every parameter in the order of `parameter_specs`, one in memory at a time.
 
-    Names, shapes and formats are checked before the first array, values as each array is reached. Matrices come
-    as `matrix_dtype` (float32, bfloat16 or float16), vectors as float32, the convolution as [channels, kernel].
+    Names, shapes and formats are checked before the first array, values as each array is reached. Matrices
+    come as `matrix_dtype` (float32, bfloat16 or float16), vectors as float32, the convolution as
+    [channels, kernel].
 
     Raises:
         FileMissing: the checkpoint or one of its shards is not there.
