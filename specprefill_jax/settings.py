@@ -125,9 +125,9 @@ def _unset_or(kind: Kind) -> Kind:
 class Settings:
     """Every knob of a request. Make one with `Settings.resolve`; a value out of its limits never gets in.
 
-    `origins` holds the knobs that were set explicitly and where: some knobs select a way of working by being
-    set at all (see `selection` and `scoring`). Constructed directly, a knob counts as set if it is not at its
-    default.
+    Some knobs select a way of working by being set at all: they are None until set, and a property gives what
+    to work with (`selection`, `scoring`, `keep_fraction`, `draft_context`). `origins` says where each knob
+    that was given to `resolve` came from.
 
     Raises:
         SettingError: a value is out of its limits; the message says where it came from and what is allowed.
@@ -145,14 +145,17 @@ class Settings:
     )
 
     lookahead: int = _knob(2, _whole(0), "SP_LOOKAHEAD", "greedy draft steps that score the prompt too")
-    spec_ctx: int = _knob(
-        8192,
-        _whole(SMALLEST_WINDOW + WINDOW_MARGIN),
+    spec_ctx: int | None = _knob(
+        None,
+        _unset_or(_whole(SMALLEST_WINDOW + WINDOW_MARGIN)),
         "SP_SPEC_CTX",
-        "draft context that an automatic window is made for; setting it scores by windows",
+        "draft context that an automatic window is made for (default: 8192); setting it scores by windows",
     )
-    window: int = _knob(
-        0, _whole(0), "SP_WINDOW", "tokens per window, 0 = automatic; setting it scores by windows"
+    window: int | None = _knob(
+        None,
+        _unset_or(_whole(0)),
+        "SP_WINDOW",
+        "tokens per window, 0 = automatic; setting it scores by windows",
     )
     pool: int = _knob(
         13, _odd_or_zero(), "SP_POOL", "tokens to average attention over, 0 = none (the guide's rule)"
@@ -167,8 +170,11 @@ class Settings:
     cumulative_mass: float = _knob(
         0.85, _positive(1), "SP_CUMULATIVE_MASS", "share of attention to keep (mass selection)"
     )
-    keep: float = _knob(
-        0.3, _number(0, 1), "SP_KEEP_PCT", "fraction of tokens to keep; setting it selects by fraction"
+    keep: float | None = _knob(
+        None,
+        _unset_or(_number(0, 1)),
+        "SP_KEEP_PCT",
+        "fraction of tokens to keep (default: 0.3); setting it selects by fraction",
     )
     max_keep: int = _knob(
         2000, _whole(0), "SP_MAX_KEEP", "most tokens to keep, 0 = no limit; keep=1 ignores it"
@@ -196,7 +202,7 @@ class Settings:
     seed: int | None = _knob(None, _unset_or(_whole(0)), None, "seed of the sampler (default: a fresh one)")
     max_tokens: int = _knob(256, _whole(1), None, "most tokens to generate")
 
-    origins: Mapping[str, Origin] = field(default_factory=dict, hash=False, repr=False)
+    origins: Mapping[str, Origin] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def resolve(
@@ -209,43 +215,46 @@ class Settings:
 
         Raises:
             SettingError: a bad value, an unknown knob in `flags` or `file`, or a file that is not TOML.
-            FileMissing: `file` does not exist.
+            FileMissing: `file` does not exist or cannot be read.
         """
         given = {**_from_file(file), **_from_environment(environ or {}), **_from_flags(flags or {})}
-        values = {name: value for name, (value, _) in given.items()}
+        values = {name: _read(name, raw, origin) for name, (raw, origin) in given.items()}
         settings = cls(**values, origins={name: origin for name, (_, origin) in given.items()})
         _warn_of_idle_knobs(settings)
         return settings
 
     def __post_init__(self) -> None:
-        origins = dict(self.origins)
-        for name, knob in knobs().items():
-            raw = getattr(self, name)
-            if raw != type(self).__dataclass_fields__[name].default:
-                origins.setdefault(name, Origin(name))
-            try:
-                object.__setattr__(self, name, knob.kind.read(raw))
-            except (TypeError, ValueError, OverflowError):
-                where = origins.get(name, Origin(name)).holding(raw)
-                raise SettingError(f"{where}: {name} must be {knob.kind.limits}") from None
-        object.__setattr__(self, "origins", origins)
-        largest = self.spec_ctx - WINDOW_MARGIN
+        for name in knobs():
+            value = _read(name, getattr(self, name), self.origins.get(name, Origin(name)))
+            object.__setattr__(self, name, value)
+        largest = self.draft_context - WINDOW_MARGIN
         if self.window and not SMALLEST_WINDOW <= self.window <= largest:
+            origin = self.origins.get("window", Origin("window"))
             raise SettingError(
-                f"{origins['window'].holding(self.window)}: window must be 0 (automatic) or from "
-                f"{SMALLEST_WINDOW} to {largest} tokens (spec_ctx - {WINDOW_MARGIN}); "
+                f"{origin.holding(self.window)}: window must be 0 (automatic) or from {SMALLEST_WINDOW} "
+                f"to {largest} tokens (spec_ctx - {WINDOW_MARGIN}); "
                 "for a larger one raise spec_ctx (SP_SPEC_CTX)"
             )
 
     @property
     def selection(self) -> Literal["mass", "chunk"]:
         """How chunks are selected: as asked for, else `chunk` when a fraction was set, else `mass`."""
-        return self.select_mode or ("chunk" if "keep" in self.origins else "mass")
+        return self.select_mode or ("mass" if self.keep is None else "chunk")
+
+    @property
+    def keep_fraction(self) -> float:
+        """Fraction of tokens to keep: `keep`, or the guide's 0.3."""
+        return 0.3 if self.keep is None else self.keep
 
     @property
     def scoring(self) -> Literal["continuous", "windows"]:
-        """How the draft reads the prompt: in one pass, or by windows once a window or its context was set."""
-        return "windows" if {"window", "spec_ctx"} & self.origins.keys() else "continuous"
+        """How the draft reads the prompt: in one pass, or by windows once a window or its context is set."""
+        return "continuous" if self.window is None and self.spec_ctx is None else "windows"
+
+    @property
+    def draft_context(self) -> int:
+        """Slots of draft context that an automatic window is made for: `spec_ctx`, or the guide's 8192."""
+        return 8192 if self.spec_ctx is None else self.spec_ctx
 
 
 def knobs() -> dict[str, Knob]:
@@ -254,6 +263,14 @@ def knobs() -> dict[str, Knob]:
 
 
 Given = dict[str, tuple[Any, Origin]]
+
+
+def _read(name: str, raw: Any, origin: Origin) -> Any:
+    kind = knobs()[name].kind
+    try:
+        return kind.read(raw)
+    except (TypeError, ValueError, OverflowError):
+        raise SettingError(f"{origin.holding(raw)}: {name} must be {kind.limits}") from None
 
 
 def _from_flags(flags: Mapping[str, object]) -> Given:
@@ -280,8 +297,8 @@ def _from_file(file: Path | None) -> Given:
         return {}
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileMissing(f"settings file {file} does not exist") from None
+    except OSError as error:
+        raise FileMissing(f"settings file {file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"settings file {file} is not TOML: {error}") from error
     for name in table:
@@ -304,7 +321,7 @@ def _warn_of_idle_knobs(settings: Settings) -> None:
     """A knob that was set but cannot act is said aloud, so that nobody tunes it in vain."""
     later = "break-even comes with a later version"
     idle = {"break_even": later, "spec_throughput": later, "break_even_safety": later}
-    if settings.selection == "mass" and settings.keep < 1:
+    if settings.selection == "mass" and settings.keep_fraction < 1:
         idle["keep"] = "selection is by mass"
     if settings.selection == "chunk":
         idle["cumulative_mass"] = "selection is by a fixed fraction"

@@ -22,15 +22,15 @@ def minimum_kept(tokens: int) -> int:
 
 def keeps_everything(tokens: int, settings: Settings) -> bool:
     """Whether all `tokens` are kept whatever their importance, so that scoring them would be wasted."""
-    return settings.keep >= 1 or tokens <= minimum_kept(tokens)
+    return settings.keep_fraction >= 1 or tokens <= minimum_kept(tokens)
 
 
 def wanted_tokens(tokens: int, settings: Settings) -> int:
     """Tokens that might be kept but for `max_keep`: the fraction `keep`, or in mass mode all of them."""
     if settings.selection == "mass":
         return tokens
-    # Decimal takes 0.07 as written: in binary floating point, 0.07 * 100 is above 7 and would round up to 8.
-    return max(math.ceil(Decimal(repr(settings.keep)) * tokens), minimum_kept(tokens))
+    # Decimal takes 0.55 as written: in binary floating point 0.55 * 100 is above 55 and would become 56.
+    return max(math.ceil(Decimal(repr(settings.keep_fraction)) * tokens), minimum_kept(tokens))
 
 
 def token_budget(tokens: int, settings: Settings) -> int:

@@ -24,8 +24,8 @@ from specprefill_jax.settings import Settings
 logger = logging.getLogger(__name__)
 
 MASS_SLACK = 1e-9
-"""Share of the mass threshold forgiven to rounding, so that a threshold met exactly on paper is met: a running
-sum of 10,000 chunks errs by about 1e-12."""
+"""Share of the mass threshold forgiven to rounding, so that a threshold met exactly on paper is met. A
+running sum of 10,000 chunks errs by about 1e-12."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def select(importance: Float[np.ndarray, "M"], settings: Settings) -> Selection:
     """Keeps the forced tokens and then whole chunks, in order of mean importance (ties: the earlier chunk).
 
     The first chunk that does not fit the budget ends the selection, and so does, in mass mode, the chunk with
-    which the ranked chunks reach `cumulative_mass` of all importance. If that is below the minimum, tokens are added in the same order up to it, as far as the budget goes.
+    which the ranked chunks reach `cumulative_mass` of all importance. If that is below the minimum, tokens
+    are added in the same order up to it, as far as the budget goes.
 
     Raises:
         ScoresUnusable: the importance is not finite or ranks nothing.
@@ -119,21 +120,24 @@ def _fill(kept: Bool[np.ndarray, "M"], ranking: Int[np.ndarray, "K"], chunk: int
 
 def _check_room(forced: Bool[np.ndarray, "M"], budget: int, settings: Settings) -> None:
     count = np.count_nonzero(forced)
-    if budget <= count < forced.size:
+    if budget <= count and budget < forced.size:
+        capped = budget == settings.max_keep
+        knob = (
+            f"max_keep (SP_MAX_KEEP={budget})" if capped else f"keep (SP_KEEP_PCT={settings.keep_fraction:g})"
+        )
         raise BudgetTooSmall(
-            f"{count} of {forced.size} tokens are always kept (the first {FORCED_FIRST}, the last {FORCED_LAST} "
-            f"and the last chunk), which leaves no room in a budget of {budget}; raise keep "
-            f"(SP_KEEP_PCT={settings.keep:g}) or max_keep (SP_MAX_KEEP={settings.max_keep}), "
-            f"or lower chunk (SP_CHUNK={settings.chunk})"
+            f"{count} of {forced.size} tokens are always kept (the first {FORCED_FIRST}, the last "
+            f"{FORCED_LAST} and the last chunk), which leaves no room in a budget of {budget}; "
+            f"raise {knob} or lower chunk (SP_CHUNK={settings.chunk})"
         )
 
 
 def _warn_of_cap(tokens: int, settings: Settings) -> None:
     wanted = wanted_tokens(tokens, settings)
-    if "keep" in settings.origins and settings.selection == "chunk" and 0 < settings.max_keep < wanted:
+    if settings.keep is not None and settings.selection == "chunk" and 0 < settings.max_keep < wanted:
         logger.warning(
-            "%s asks for %d of %d tokens, capped at %d by max_keep (SP_MAX_KEEP; 0 = no limit)",
-            settings.origins["keep"].holding(settings.keep),
+            "keep=%g asks for %d of %d tokens; max_keep=%d (SP_MAX_KEEP) caps it, and 0 lifts the cap",
+            settings.keep,
             wanted,
             tokens,
             settings.max_keep,

@@ -1,0 +1,65 @@
+"""Scores: normalized, boosted, summed."""
+
+import math
+
+import numpy as np
+import pytest
+
+from specprefill_jax.errors import ScoresUnusable
+from specprefill_jax.selection import boost, chunk_masses, normalize
+from specprefill_jax.settings import Settings
+
+
+def test_normalizing_moves_the_smallest_to_0_and_the_largest_to_1():
+    scores = normalize(np.array([2, 6, 4, 3], dtype=np.float32))
+    np.testing.assert_array_equal(scores, [0, 1, 0.5, 0.25])  # (x - 2) / 4
+    assert scores.dtype == np.float64
+
+
+def test_normalizing_survives_the_smallest_and_largest_numbers():
+    np.testing.assert_array_equal(normalize(np.array([0, 1e-45, 0], dtype=np.float32)), [0, 1, 0])
+    np.testing.assert_array_equal(normalize(np.array([-3e38, 0, 3e38], dtype=np.float32)), [0, 0.5, 1])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_scores_that_are_not_finite_are_refused(bad: float):
+    with pytest.raises(ScoresUnusable, match=r"^1 of 3 importance scores are not finite numbers$"):
+        normalize(np.array([0.1, bad, 0.3], dtype=np.float32))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.25])
+def test_zero_or_constant_scores_are_refused(value: object):
+    with pytest.raises(
+        ScoresUnusable, match=rf"^all 3 importance scores are {value:g}, so they rank nothing$"
+    ):
+        normalize(np.full(3, value, dtype=np.float32))
+
+
+def test_the_first_64_count_half_again_and_the_last_128_three_tenths_more():
+    boosted = boost(np.ones(300), Settings())
+    np.testing.assert_array_equal(boosted[:64], 1.5)
+    np.testing.assert_array_equal(boosted[64:172], 1.0)  # 300 - 128 = 172
+    np.testing.assert_array_equal(boosted[172:], 1.3)
+
+
+def test_a_token_that_is_both_first_and_last_gets_both_boosts():
+    settings = Settings(boost_first_n=3, boost_last_n=2, boost_first_mult=2.0, boost_last_mult=3.0)
+    np.testing.assert_array_equal(boost(np.ones(4), settings), [2, 2, 6, 3])
+    np.testing.assert_array_equal(boost(np.ones(1), settings), [6])
+
+
+def test_boosting_no_tokens_changes_nothing_and_boosting_leaves_its_input_alone():
+    scores = np.array([0.0, 0.5, 1.0])
+    np.testing.assert_array_equal(boost(scores, Settings(boost_first_n=0, boost_last_n=0)), scores)
+    boost(scores, Settings())
+    np.testing.assert_array_equal(scores, [0, 0.5, 1])
+
+
+def test_chunks_are_summed_and_the_last_may_be_short():
+    np.testing.assert_array_equal(chunk_masses(np.array([1.0, 2, 3, 4, 5, 6, 7]), 3), [6, 15, 7])
+
+
+def test_the_order_of_tokens_in_a_chunk_does_not_change_its_sum():
+    # Left to right in floating point, 0.1 + 0.2 + 0.3 is 0.6000000000000001 and 0.3 + 0.2 + 0.1 is 0.6.
+    first, second = chunk_masses(np.array([0.1, 0.2, 0.3, 0.3, 0.2, 0.1]), 3)
+    assert first == second
