@@ -151,7 +151,7 @@ class TestMass:
         assert selection.budget == 16
 
     def test_short_of_the_minimum_it_goes_on_with_whole_chunks_and_then_first_tokens(self):
-        # 205 tokens: minimum 20; forced 0-3, 203 and 204. Token 204 is the last chunk, is ranked first and has
+        # 205 tokens: minimum 20; forced 0-3, 203, 204. Token 204 is the last chunk, is ranked first and has
         # the share alone. So 14 more come by rank: chunks 10, 20, 30 and two tokens of 40.
         importance = np.zeros(205, dtype=np.float32)
         importance[204] = 100
