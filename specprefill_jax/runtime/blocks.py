@@ -25,9 +25,9 @@ def plan_blocks(
     """Cover `tokens` tokens, the first of them at slot `start`, with blocks of the compiled lengths.
 
     The longest blocks come first. What is left goes into the shortest single block that holds it, unless that
-    block would be at least half padding and a shorter full one can be taken first. Any way of splitting gives
-    the same state, so this choice is about time only. Near the end of the cache, where padding does not fit,
-    earlier blocks are filled less, so that the last one is full.
+    block would be at least half padding and a shorter one can be taken first. Any way of splitting gives the
+    same state, so this choice is about time only. A block is filled less where the last one needs more tokens,
+    for the rows asked or, near the end of the cache, because its padding would not fit.
 
     Args:
         lengths: block lengths T, ascending.
@@ -47,11 +47,11 @@ def plan_blocks(
     slot = start
     while True:
         left = end - slot
-        full = [length for length in lengths if length <= left - reserve]
+        front = [length for length in lengths if length <= left and 2 * min(length, left - reserve) > length]
         last = next((length for length in lengths if length >= left and slot + length <= capacity), None)
-        if last is not None and not (full and 2 * left <= last):
+        if last is not None and not (front and 2 * left <= last):
             return (*plan, Block(last, slot - start, left, slot))
-        length = full[-1] if full else lengths[0]
+        length = front[-1] if front else lengths[0]
         count = min(length, left - reserve)
         plan.append(Block(length, slot - start, count, slot))
         slot += count

@@ -28,6 +28,6 @@ def check_logits(
     if not worst <= allowed:
         raise SelfTestFailed(
             f"{program} computes wrong results on {device}: after {entry}, logits differ by {worst:.3g} from "
-            f"the recorded ones, and {allowed:.3g} is allowed. Compile the artifact again for this machine; if "
-            "that does not help, use another device"
+            f"the recorded ones, and {allowed:.3g} is allowed. Compile the artifact again for this machine; "
+            "if that does not help, use another device"
         )

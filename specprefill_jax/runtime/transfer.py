@@ -26,6 +26,8 @@ ELEMENT_TYPES = {
     "bf16": iree.HalElementType.BFLOAT_16,
     "i32": iree.HalElementType.SINT_32,
 }
+# Views give their element type as a plain number, against what IREE's stubs say.
+_BFLOAT16: Any = iree.HalElementType.BFLOAT_16
 _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4}
 
 
@@ -82,7 +84,7 @@ class Transfer:
             )
         self.copy([(buffer, self._staging)])
         shape, mapped = list(view.shape), self._staging.map()
-        if view.element_type == iree.HalElementType.BFLOAT_16:
+        if view.element_type == int(_BFLOAT16):
             halves = mapped.asarray(shape, np.dtype(np.uint16))
             return (halves.astype(np.uint32) << 16).view(np.float32)
         dtype: Any = np.dtype(iree.HalElementType.map_to_dtype(view.element_type))
