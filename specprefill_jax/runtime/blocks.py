@@ -26,7 +26,7 @@ def plan_blocks(
 
     The longest blocks come first. What is left goes into the shortest single block that holds it, unless that
     block would be at least half padding and a shorter one can be taken first. Any way of splitting gives the
-    same state, so this choice is about time only. A block is filled less where the last one needs more tokens,
+    same state, so this choice is about time only. A block is filled less where the last needs more tokens,
     for the rows asked or, near the end of the cache, because its padding would not fit.
 
     Args:

@@ -1,0 +1,73 @@
+"""A small complete artifact directory; its modules are any bytes, for nothing here runs them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specprefill_jax.artifact.hashing import describe_files
+from specprefill_jax.artifact.manifest import (
+    Build,
+    DeviceTarget,
+    Manifest,
+    Model,
+    Proof,
+    SelfTest,
+    StateTensor,
+)
+
+CONTENT = {
+    "chat_template.jinja": b"{{ messages }}",
+    "target.irpa": b"parameters" * 10,
+    "target.vmfb": b"module",
+    "tokenizer.json": b"{}",
+}
+
+
+def write_artifact(directory: Path) -> Manifest:
+    """Write the files and the manifest."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in CONTENT.items():
+        (directory / name).write_bytes(content)
+    manifest = make_manifest(directory)
+    manifest.write(directory)
+    return manifest
+
+
+def make_manifest(directory: Path) -> Manifest:
+    """The manifest of the files in `directory`."""
+    model = Model(
+        module="target.vmfb",
+        parameters="target.irpa",
+        numerics="bf16",
+        layers=4,
+        hidden=96,
+        vocabulary=1664,
+        attention_layers=1,
+        query_heads=4,
+        rows=0,
+        blocks=(32, 256),
+        capacities=(512, 4096),
+        state=(
+            StateTensor("layers.3.k", (2, "C", 32), "bf16"),
+            StateTensor("layers.0.matrix", (2, 32, 32), "f32"),
+        ),
+        self_test=SelfTest((1, 2), (0, 5), 32, 512, 3, (0, 1663), (0.5, -1.0), (2.0, 0.25), 0.01),
+    )
+    return Manifest(
+        schema=1,
+        name="sample",
+        device=DeviceTarget("cpu", "local-task", "host", ("avx2",), ""),
+        proof=Proof("self-test", ""),
+        minimum_tokens=512,
+        tokenizer="tokenizer.json",
+        chat_template="chat_template.jinja",
+        stop_ids=(2,),
+        models={"target": model},
+        files=describe_files(directory),
+        build=Build({"device": "cpu"}, {"iree": "3.13.0"}, {"target": ["--x"]}, {"target": "0" * 64}),
+    )
+
+
+def document(directory: Path) -> dict[str, Any]:
+    """The manifest of `directory` as parsed JSON, to be spoiled by a test."""
+    return json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
