@@ -1,0 +1,1 @@
+"""Rendering: values in, text for a terminal or HTML out."""
