@@ -65,7 +65,7 @@ def read_settings(options: argparse.Namespace) -> Settings:
         (SCORING + SELECTING, dense, "in mode dense, where the draft is not run"),
         (("minimum_tokens",), settings.mode != "auto", f"in mode {settings.mode}, which has no thresholds"),
         (("cumulative_mass",), settings.selection == "chunk", "when a fixed fraction is kept"),
-        (("keep",), settings.selection == "mass", "when selection is by mass"),
+        (("keep",), settings.selection == "mass" and settings.keep_fraction < 1, "when selection is by mass"),
         (DRAWING, settings.temperature == 0, "at temperature 0, where the likeliest token is taken"),
     ):
         for name in flags:

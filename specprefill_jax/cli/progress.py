@@ -70,7 +70,8 @@ class Waiting:
         self._timer.cancel()
         with self._lock:
             self._ended = True
-            self._progress.stop()
+            if self._progress.live.is_started:
+                self._progress.stop()
 
     def _show(self) -> None:
         with self._lock:
