@@ -11,8 +11,6 @@ from tests.models.reference import ROWS, VOCABULARY, JaxRunner, Tensors, compare
 
 LENGTH = 60
 BLOCKS = (1, 16, 64)
-# A block writes all its slots, padding too: the last token may begin a block of 64.
-SLOTS = LENGTH - 1 + 64
 # Cuts change the order of f32 sums, nothing else: 3e-6 is measured. A token left out moves 1e-2 and more.
 SAME = 2e-5
 
@@ -38,7 +36,7 @@ def cuts(draw: st.DrawFn) -> list[Piece]:
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> JaxRunner:
     pair = random_pair(tmp_path_factory.mktemp("random"), "twice the value heads")
-    return JaxRunner(pair.config, pair.model, SLOTS)
+    return JaxRunner(pair.config, pair.model)
 
 
 @pytest.fixture(scope="module")
