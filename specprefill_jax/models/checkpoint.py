@@ -106,7 +106,8 @@ def _sizes(config: TextConfig) -> dict[str, int]:
 class ParameterSpec:
     """One parameter of a model: its canonical key, its path in `Model`, its shape in the file.
 
-    Its shape in the tree differs for the convolution alone: [channels, 1, kernel] becomes [channels, kernel].
+    Its shape in the tree differs for the convolution alone: [channels, 1, kernel] becomes [kernel, channels],
+    so that one tap is one contiguous row.
     """
 
     key: str
@@ -117,8 +118,16 @@ class ParameterSpec:
     @property
     def shape(self) -> tuple[int, ...]:
         if len(self.stored_shape) == 3:
-            return (self.stored_shape[0], self.stored_shape[2])
+            return (self.stored_shape[2], self.stored_shape[0])
         return self.stored_shape
+
+    def from_stored(self, array: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
+        """The stored tensor in the tree's shape."""
+        return np.ascontiguousarray(array[:, 0].T) if array.ndim == 3 else array
+
+    def to_stored(self, array: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
+        """The tree's array in the shape of the file."""
+        return array.T[:, None] if len(self.stored_shape) == 3 else array
 
     def dtype(self, matrix_dtype: np.dtype) -> np.dtype:
         """The type this parameter has in a build whose matrices are `matrix_dtype`."""
@@ -174,7 +183,7 @@ def save_parameters(
 ) -> None:
     """Writes a checkpoint directory: a text-only config.json, safetensors in the formats of the arrays."""
     specs = parameter_specs(config)
-    arrays = [np.asarray(parameter_at(model, spec)).reshape(spec.stored_shape) for spec in specs]
+    arrays = [spec.to_stored(np.asarray(parameter_at(model, spec))) for spec in specs]
     stored = [
         TensorSpec(stored_key(spec.key, prefix), array.dtype, array.shape)
         for spec, array in zip(specs, arrays, strict=True)
@@ -190,7 +199,7 @@ def iterate_tensors(
 
     Names, shapes and formats are checked before the first array, values as each array is reached. Matrices
     come as `matrix_dtype` (float32, bfloat16 or float16), vectors as float32, the convolution as
-    [channels, kernel].
+    [kernel, channels].
 
     Raises:
         FileMissing: the checkpoint or one of its shards is not there.
@@ -204,7 +213,7 @@ def iterate_tensors(
 
     def arrays() -> Iterator[tuple[str, np.ndarray]]:
         for spec in specs:
-            array = stored[spec.key].reshape(spec.shape)
+            array = spec.from_stored(stored[spec.key])
             yield spec.key, converted(spec.key, array, spec.dtype(matrices))
 
     return arrays()

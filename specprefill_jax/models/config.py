@@ -317,6 +317,12 @@ def _check_heads(config: TextConfig) -> None:
     _check_divides("num_key_value_heads", groups, "num_attention_heads", heads)
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     _check_divides("linear_num_key_heads", keys, "linear_num_value_heads", values)
+    key, value = config.linear_key_head_dim, config.linear_value_head_dim
+    if key != value:
+        raise ConfigError(
+            f"linear_key_head_dim is {key} but linear_value_head_dim is {value}; models split a delta "
+            "layer's channels into heads of one size, so the two must be equal"
+        )
     if config.linear_conv_kernel_dim < 2:
         raise ConfigError("linear_conv_kernel_dim is 1; the convolution needs a kernel of at least 2")
 

@@ -24,11 +24,13 @@ from specprefill_jax.models.checkpoint import (
     save_parameters,
 )
 from specprefill_jax.models.config import TextConfig, read_config
+from specprefill_jax.models.matrix import Tiled
 from specprefill_jax.models.parameters import Attention, Delta, Model
 
 DEMO = Path(__file__).parents[2] / "artifacts" / "demo"
 UP = "model.layers.0.mlp.up_proj.weight"
 NORM = "model.layers.0.input_layernorm.weight"
+CONV = "model.layers.0.linear_attn.conv1d.weight"
 
 TINY: dict[str, Any] = {
     "vocab_size": 40,
@@ -41,7 +43,7 @@ TINY: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
-    "linear_value_head_dim": 6,
+    "linear_value_head_dim": 8,
     "max_position_embeddings": 64,
 }
 
@@ -70,6 +72,11 @@ def rewrite(directory: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> 
     change(tensors)
     specs = [TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
     write_tensors(directory, specs, tensors.values(), shard_bytes=1 << 30)
+
+
+def in_the_tree(key: str, tensor: np.ndarray) -> np.ndarray:
+    """A stored tensor as the tree holds it: the convolution [channels, 1, kernel] as [kernel, channels]."""
+    return tensor[:, 0, :].transpose() if key.endswith("conv1d.weight") else tensor
 
 
 def assert_same(found: Model, wanted: Model) -> None:
@@ -104,9 +111,7 @@ def test_text_only_checkpoint_of_transformers_loads(tmp_path: Path) -> None:
     state = reference.state_dict()
     assert tensors.keys() == state.keys()
     for key, wanted in state.items():
-        np.testing.assert_array_equal(
-            tensors[key], wanted.float().numpy().reshape(tensors[key].shape), err_msg=key
-        )
+        np.testing.assert_array_equal(tensors[key], in_the_tree(key, wanted.float().numpy()), err_msg=key)
 
 
 def test_multimodal_checkpoint_of_transformers_loads_without_its_vision_tower(tmp_path: Path) -> None:
@@ -121,9 +126,31 @@ def test_multimodal_checkpoint_of_transformers_loads_without_its_vision_tower(tm
     state = reference.state_dict()
     for key, array in tensors.items():
         wanted = state[key.replace(TEXT_PREFIX, MULTIMODAL_PREFIX, 1)].numpy()
-        np.testing.assert_array_equal(array, wanted.reshape(array.shape), err_msg=key)
+        np.testing.assert_array_equal(array, in_the_tree(key, wanted), err_msg=key)
     assert config.tie_word_embeddings
     assert "lm_head.weight" not in tensors
+
+
+def test_a_tap_of_the_convolution_becomes_a_contiguous_row(tmp_path: Path) -> None:
+    config = saved(tmp_path)
+    stored = np.arange(64 * 4, dtype=np.float32).reshape(64, 1, 4)  # channel c, tap t: 4 c + t
+    rewrite(tmp_path, lambda tensors: tensors.update({CONV: stored}))
+    found = dict(iterate_tensors(tmp_path, config, np.float32))[CONV]
+    assert found.shape == (4, 64)
+    assert found[:, :3].tolist() == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+    assert found.flags.c_contiguous
+
+
+def test_the_convolution_is_saved_as_transformers_stores_it(tmp_path: Path) -> None:
+    config = tiny()
+    taps = np.arange(4 * 64, dtype=np.float32).reshape(4, 64)  # tap t, channel c: 64 t + c
+    model = build_model(
+        config, lambda spec: taps if spec.key == CONV else np.zeros(spec.shape, spec.dtype(np.dtype("f4")))
+    )
+    save_parameters(model, config, tmp_path)
+    stored = read_tensors(tmp_path)[CONV]
+    assert stored.shape == (64, 1, 4)
+    assert stored[:2].tolist() == [[[0, 64, 128, 192]], [[1, 65, 129, 193]]]
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("draft", 600_000), ("target", 1_040_000)])
@@ -176,7 +203,8 @@ def test_shapes_stand_in_for_weights() -> None:
     delta, attention = shapes.layers[0].mixer, shapes.layers[3].mixer
     assert isinstance(delta, Delta)
     assert isinstance(attention, Attention)
-    assert (delta.conv1d.shape, delta.conv1d.dtype) == ((2 * 16 + 24, 4), np.float32)
+    assert not isinstance(attention.q_proj, Tiled)
+    assert (delta.conv1d.shape, delta.conv1d.dtype) == ((4, 2 * 16 + 32), np.float32)
     assert (attention.q_proj.shape, attention.q_proj.dtype) == ((2 * 4 * 16, 24), ml_dtypes.bfloat16)
 
 
@@ -221,10 +249,7 @@ def test_value_beyond_f16_is_refused_with_its_maximum(tmp_path: Path) -> None:
         CheckpointError, match=f"{UP} reaches 70000, but float16 ends at 65504; build with bfloat16"
     ):
         dict(iterate_tensors(tmp_path, config, np.float16))
-    assert (
-        load_parameters(tmp_path, config, ml_dtypes.bfloat16).layers[0].mlp.up_proj.dtype
-        == ml_dtypes.bfloat16
-    )
+    assert dict(iterate_tensors(tmp_path, config, ml_dtypes.bfloat16))[UP].dtype == ml_dtypes.bfloat16
 
 
 def test_vector_beyond_f16_stays_exact_in_an_f16_build(tmp_path: Path) -> None:

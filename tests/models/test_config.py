@@ -176,6 +176,10 @@ def test_stop_ids_of_the_generation_config_are_added(tmp_path: Path) -> None:
             {"linear_num_key_heads": 5},
             "linear_num_value_heads 16 is not a multiple of linear_num_key_heads 5",
         ),
+        (
+            {"linear_value_head_dim": 64},
+            "linear_key_head_dim is 128 but linear_value_head_dim is 64; models split .* heads of one size",
+        ),
         ({"linear_conv_kernel_dim": 1}, "the convolution needs a kernel of at least 2"),
         ({"eos_token_id": 248320}, "eos_token_id 248320 is no token id; the vocabulary has ids 0 to 248319"),
         (
