@@ -1,0 +1,229 @@
+"""The whole chain on the trained demo pair, compiled for the CPU."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jaxtyping import Float, Int
+
+from specprefill_jax.artifact.verify import open_artifact
+from specprefill_jax.cli import load, main
+from specprefill_jax.engine import Engine, Result
+from specprefill_jax.runtime.program import Program
+from specprefill_jax.runtime.state import State
+from specprefill_jax.settings import Settings
+from tests.engine.fake import DEMO
+
+ROOT = DEMO.parents[1]
+EXAMPLES = [json.loads(line) for line in (DEMO / "examples.jsonl").read_text().splitlines()]
+MIDDLE = EXAMPLES[22]  # 2,042 tokens; the fact is at 1035
+SPARSE = Settings(mode="sparse", max_tokens=4)
+DENSE = Settings(mode="dense", max_tokens=4)
+
+# Two ways of cutting a prompt into blocks sum the same products in another order. In bf16, activations are
+# rounded to 8 bits before each product, so a sum that falls on the other side of a rounding moves by 2^-8.
+SPLIT_TOLERANCE = {"f32": 1e-4, "bf16": 3e-2}
+
+
+def tokens_of(engine: Engine, example: dict[str, Any]) -> Int[np.ndarray, "M"]:
+    return engine.encode(example["prompt"], raw=True)
+
+
+def of(example: dict[str, Any]) -> str:
+    return f"{example['kind']}-{example['tokens']}"
+
+
+@pytest.fixture(scope="module")
+def other_blocks(demo: Path, engine: Engine) -> Engine:
+    """The same artifact, run without its longest block."""
+    artifact = open_artifact(demo)
+    models = {
+        role: dataclasses.replace(model, blocks=model.blocks[:-1])
+        for role, model in artifact.manifest.models.items()
+    }
+    cut = dataclasses.replace(artifact, manifest=dataclasses.replace(artifact.manifest, models=models))
+    # Without the self-test, which may use the block that is left out.
+    draft, target = (
+        Program.load(cut, role, engine.target.device, prove=False) for role in ("draft", "target")
+    )
+    return Engine(cut, engine.chat, draft, target)
+
+
+def test_a_fact_in_the_middle_of_a_long_document_is_found_sparsely(engine: Engine):
+    result = engine.generate(MIDDLE["prompt"], Settings(max_tokens=8), raw=True)
+    first, end = MIDDLE["fact_span"]
+    assert result.timings.status == "active"
+    assert result.text.split()[0] == "Golaga."
+    assert result.kept.size <= 0.45 * MIDDLE["tokens"]
+    assert set(range(first, end)) <= set(result.kept.tolist())
+
+
+def test_without_the_fact_the_answer_is_wrong(engine: Engine):
+    tokens = tokens_of(engine, MIDDLE)
+    kept = engine.generate(tokens, SPARSE).kept
+    first, end = MIDDLE["fact_span"]
+    without = kept[(kept < first) | (kept >= end)]
+    assert engine.answer_from(tokens, kept, SPARSE).tokens[0] == MIDDLE["answer_ids"][0]
+    assert engine.answer_from(tokens, without, SPARSE).tokens[0] != MIDDLE["answer_ids"][0]
+
+
+@pytest.mark.parametrize("example", EXAMPLES[::13], ids=of)
+def test_keeping_everything_and_dense_give_identical_tokens(engine: Engine, example: dict[str, Any]):
+    tokens = tokens_of(engine, example)
+    everything = engine.generate(tokens, Settings(mode="sparse", keep=1.0, max_tokens=8))
+    assert everything.timings.status == "kept_all"
+    assert everything.tokens == engine.generate(tokens, dataclasses.replace(DENSE, max_tokens=8)).tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES, ids=of)
+def test_the_sparse_path_with_everything_kept_and_other_blocks_is_the_dense_one(
+    engine: Engine, other_blocks: Engine, example: dict[str, Any]
+):
+    tokens = tokens_of(engine, example)
+    scored = other_blocks.score(tokens, Settings(keep=1.0))
+    kept = scored.selection.kept
+    assert kept.tolist() == list(range(tokens.size))
+    sparse = other_blocks.logits_from(tokens, kept)
+    dense = engine.logits_from(tokens, np.arange(tokens.size, dtype=np.int32))
+    assert scaled_difference(sparse, dense) <= SPLIT_TOLERANCE[engine.target.model.numerics]
+    assert other_blocks.answer_from(tokens, kept, SPARSE).tokens == engine.generate(tokens, DENSE).tokens
+
+
+def scaled_difference(found: Float[np.ndarray, "V"], expected: Float[np.ndarray, "V"]) -> float:
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def test_slots_in_place_of_the_true_positions_give_another_answer(engine: Engine):
+    tokens = tokens_of(engine, MIDDLE)
+    kept = engine.generate(tokens, SPARSE).kept
+    true = engine.logits_from(tokens, kept)
+    slots = engine.logits_from(tokens, kept, positions=np.arange(kept.size, dtype=np.int32))
+    assert scaled_difference(slots, true) > 0.05
+
+
+def test_the_same_prompt_is_scored_the_same_bit_for_bit(engine: Engine):
+    first, second = (engine.score(MIDDLE["prompt"], raw=True) for _ in range(2))
+    np.testing.assert_array_equal(first.importance, second.importance)
+    np.testing.assert_array_equal(first.selection.kept, second.selection.kept)
+
+
+def test_after_lookahead_the_drafts_state_is_the_one_before_bit_for_bit(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    made: list[State] = []
+    new_state = engine.draft.new_state
+
+    def remember(slots: int) -> State:
+        made.append(new_state(slots))
+        return made[-1]
+
+    monkeypatch.setattr(engine.draft, "new_state", remember)
+    for lookahead in (0, 2):
+        engine.score(EXAMPLES[0]["prompt"], Settings(lookahead=lookahead), raw=True)
+    without, with_lookahead = made
+    assert without.length == with_lookahead.length == EXAMPLES[0]["tokens"]
+    assert without.capacity == with_lookahead.capacity
+    grows = {tensor.name: tensor.grows for tensor in engine.draft.model.state}
+    before, after = without.read(), with_lookahead.read()
+    for name, growing in grows.items():
+        used = np.s_[:, : without.length] if growing else np.s_[...]
+        np.testing.assert_array_equal(after[name][used], before[name][used], err_msg=name)
+
+
+def test_windows_find_the_fact_too(engine: Engine):
+    result = engine.generate(MIDDLE["prompt"], dataclasses.replace(SPARSE, window=600), raw=True)
+    assert (result.timings.status, result.timings.scoring) == ("active", "windows")
+    assert result.tokens[0] == MIDDLE["answer_ids"][0]
+
+
+def test_the_phases_add_up_to_the_time_to_first_token(engine: Engine):
+    timings = engine.generate(MIDDLE["prompt"], SPARSE, raw=True).timings
+    assert list(timings.phases) == ["tokenize", "score", "select", "prefill", "first_token"]
+    total = sum(timings.phases.values())
+    # Between the phases lie a few calls; a pause of the whole process there would add to them.
+    assert total <= timings.first_token <= total * 1.05 + 5
+
+
+def test_a_cancelled_request_does_not_affect_the_next(engine: Engine):
+    class Cancelled(Exception):
+        pass
+
+    tokens = tokens_of(engine, EXAMPLES[10])
+    undisturbed = engine.generate(tokens, SPARSE)
+    for phase in ("score", "prefill", "decode"):
+
+        def watch(heard: str, done: int, total: int, phase: str = phase) -> None:
+            if heard == phase and done > 0:
+                raise Cancelled
+
+        with pytest.raises(Cancelled):
+            engine.generate(tokens, SPARSE, watch=watch)
+        after = engine.generate(tokens, SPARSE)
+        assert after.tokens == undisturbed.tokens
+        np.testing.assert_array_equal(after.kept, undisturbed.kept)
+
+
+def test_every_short_length_can_be_scored_and_answered(engine: Engine):
+    tokens = tokens_of(engine, EXAMPLES[0])
+    for size in (1, 2, 31, 32, 33, 63, 64, 65):
+        result = engine.generate(tokens[:size], dataclasses.replace(SPARSE, max_tokens=2))
+        assert result.timings.status in ("active", "kept_all", "skipped_insufficient_budget")
+        assert isinstance(result, Result)
+
+
+# --- as a command
+
+
+def arguments_of_the_example() -> list[str]:
+    example = {path.stem: path.read_text().rstrip("\n") for path in (DEMO / "example").iterdir()}
+    document = str(DEMO / "example" / "document.txt")
+    return ["-f", document, example["question"], "--prefix", example["prefix"], "--max-tokens", "8", "--json"]
+
+
+def test_run_without_an_artifact_uses_the_compiled_demo_pair(
+    demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(load, "demo_artifact", lambda device: demo)
+    assert main(["run", *arguments_of_the_example()]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["timings"]["specprefill"] == "active"
+    assert document["text"].startswith(" Golaga.")
+    assert document["usage"]["prompt_tokens"] == MIDDLE["tokens"]
+
+
+SERVING_ONLY = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Wall(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("jax", "jaxlib", "safetensors") or name.startswith("iree.compiler"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Wall())
+from specprefill_jax.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_run_answers_on_a_compiled_artifact_where_neither_jax_nor_a_compiler_is_installed(demo: Path):
+    command = ["run", "--artifact", str(demo), *arguments_of_the_example()]
+    ran = subprocess.run(
+        [sys.executable, "-c", SERVING_ONLY, *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["text"].startswith(" Golaga.")
+    assert ran.stderr == ""
