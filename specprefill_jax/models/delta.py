@@ -136,10 +136,8 @@ def chunked(
     k, k_t, q_t, v_t = rows(key), columns(key), columns(query), columns(value)
     upper = jnp.asarray(np.triu(np.ones((size, size), np.float32)))  # [earlier, later]
     write = columns(beta[..., None])  # [chunks, Hv, 1, size]
-    chunk_of = np.arange(steps) // size
-    earlier = np.tril(np.ones((steps, steps), np.float32)) * (chunk_of[:, None] == chunk_of[None, :])
-    summed = jnp.asarray(earlier) @ g  # G: g summed up to each token of its chunk
-    total, total_t = columns(summed[..., None]), rows(summed[..., None])
+    total = columns(g[..., None]) @ upper  # G: g summed up to each token
+    total_t = upper.T @ rows(g[..., None])
     decay_t = upper[None, None] * jnp.exp(jnp.minimum(total - total_t, 0.0))
 
     solved_t = solve_upper(k @ k_t * decay_t, write)

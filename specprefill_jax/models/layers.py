@@ -131,7 +131,8 @@ def attention(
     key = rotate(heads_first(rms_norm(key, p.k_norm, config.rms_norm_eps)), block.cos, block.sin)
     query = query * head_dim**-0.5
     state = AttentionState(
-        k=write_slots(state.k, key, block.slot), v=write_slots(state.v, heads_first(value), block.slot)
+        k=write_slots(state.k, key, block.slot),
+        v=write_slots(state.v, gathered_heads_first(value), block.slot),
     )
 
     grouped = query.reshape(kv_heads, heads // kv_heads, steps, head_dim)
@@ -165,6 +166,13 @@ def attention_rows(
 
 def heads_first(x: Float[Array, "T heads head_dim"]) -> Float[Array, "heads T head_dim"]:
     return x.transpose(1, 0, 2)
+
+
+def gathered_heads_first(x: Float[Array, "T heads head_dim"]) -> Float[Array, "heads T head_dim"]:
+    """The same by a gather: a transpose would be fused into the projection, whose kernel gfx1103 then refuses."""
+    steps, heads = x.shape[:2]
+    step, head = np.arange(steps)[None, :], np.arange(heads)[:, None]
+    return x.at[jnp.asarray(step), jnp.asarray(head)].get(mode="promise_in_bounds")
 
 
 def write_slots(

@@ -31,9 +31,8 @@ Matrix: TypeAlias = Float[Array, "N K"] | Tiled
 
 @dataclass(frozen=True)
 class TileShape:
-    """The tile a target's matrix kernel reads: `rows` outputs by `depth` inputs; blocks of `tokens`."""
+    """The tile a target's matrix kernel reads: `rows` outputs by `depth` inputs."""
 
-    tokens: int
     rows: int
     depth: int
 
@@ -48,10 +47,6 @@ class TileShape:
         return np.ascontiguousarray(padded.reshape(outer, rows, inner, depth).transpose(0, 2, 1, 3))
 
 
-# Tokens per tile of the left operand; kernels exist for 16 and, in decode, for 1.
-TILE_TOKENS = 16
-
-
 def linear(x: Float[Array, "T K"], weight: Matrix) -> Float[Array, "T N"]:
     """x · weightᵀ in the weight's dtype, accumulated and returned in f32."""
     if isinstance(weight, Tiled):
@@ -63,7 +58,7 @@ def tiled_linear(x: Float[Array, "T K"], weight: Tiled) -> Float[Array, "T N"]:
     """The same product over tiles: x is cut into tiles too, and the tiles of the result are put together."""
     steps = x.shape[0]
     outer, inner, rows, depth = weight.tiles.shape
-    tokens = TILE_TOKENS if steps % TILE_TOKENS == 0 else steps
+    tokens = rows if steps % rows == 0 else steps  # square tiles; in decode, a single row
     x = x.astype(weight.tiles.dtype)
     if inner * depth != weight.in_features:
         x = jnp.pad(x, ((0, 0), (0, inner * depth - weight.in_features)))

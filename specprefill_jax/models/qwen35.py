@@ -24,15 +24,15 @@ from specprefill_jax.models.matrix import embed, linear
 from specprefill_jax.models.parameters import Attention, AttentionState, DeltaState, Model, ModelState
 
 
-def initial_state(config: TextConfig, capacity: int, dtype: jnp.dtype) -> ModelState:
-    """Zero state for `capacity` slots; keys and values in `dtype`, the delta rule's state in f32."""
+def initial_state(config: TextConfig, capacity: int) -> ModelState:
+    """Zero state for `capacity` slots, f32 in every build: only the weight matrices take the build's format."""
     cache = (config.num_key_value_heads, capacity, config.head_dim)
     matrix = (config.linear_num_value_heads, config.linear_value_head_dim, config.linear_key_head_dim)
     tail = (config.linear_conv_kernel_dim - 1, config.conv_channels)
 
     def layer(kind: str) -> AttentionState | DeltaState:
         if kind == "full_attention":
-            return AttentionState(k=jnp.zeros(cache, dtype), v=jnp.zeros(cache, dtype))
+            return AttentionState(k=jnp.zeros(cache, jnp.float32), v=jnp.zeros(cache, jnp.float32))
         return DeltaState(conv=jnp.zeros(tail, jnp.float32), matrix=jnp.zeros(matrix, jnp.float32))
 
     return ModelState(layers=tuple(layer(kind) for kind in config.layer_types))

@@ -325,7 +325,7 @@ class JaxRunner:
     capacity: int = CAPACITY
 
     def start(self) -> ModelState:
-        return qwen35.initial_state(self.config, self.capacity, jnp.dtype(jnp.float32))
+        return qwen35.initial_state(self.config, self.capacity)
 
     def prefill(
         self,

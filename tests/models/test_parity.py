@@ -89,7 +89,7 @@ def test_tiled_matrices_give_the_same_model(pairs: Pairs) -> None:
     """Tiles that no matrix of the model fills exactly, in blocks and in decode."""
     case = BY_NAME["several blocks"]
     pair = pairs(case.config)
-    shape = TileShape(tokens=16, rows=32, depth=28)
+    shape = TileShape(rows=32, depth=28)
 
     def tiled(spec: ParameterSpec) -> Tiled | Array:
         matrix = parameter_at(pair.model, spec)

@@ -1,0 +1,84 @@
+"""iree-compile as a child process with a time limit: some programs make a target's code generator run forever."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from iree.compiler.tools import binaries
+
+from specprefill_jax.errors import CompileError
+
+TIME_LIMIT_S = 1800
+
+
+def compile_module(text: str, flags: Sequence[str], name: str, *, time_limit_s: int = TIME_LIMIT_S) -> bytes:
+    """The module's bytes. Through stdin, so that they do not depend on a file's name.
+
+    Raises:
+        CompileError: the compiler refuses the program, or does not end within the limit; names `name`.
+    """
+    return _run(text, flags, name, time_limit_s)
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What one call of an entry submits to the device.
+
+    Attributes:
+        dispatches: kernels.
+        copies: transfers between device buffers.
+        submissions: command buffers given to the device's queue.
+        staging: copies through a host buffer.
+        waits: times the host waits for the device.
+    """
+
+    dispatches: int
+    copies: int
+    submissions: int
+    staging: int
+    waits: int
+
+
+def count_commands(text: str, flags: Sequence[str], name: str) -> dict[str, Commands]:
+    """Commands per entry, counted in the scheduled program (iree-compile --compile-to=stream).
+
+    Raises: as `compile_module`.
+    """
+    scheduled = _run(text, [*flags, "--compile-to=stream"], name, TIME_LIMIT_S).decode()
+    counts = {}
+    for function in re.split(r"\n  (?=util\.func|util\.initializer|stream\.executable)", scheduled):
+        head = re.match(r"util\.func public @([\w$]+)\(", function)
+        if head is None:
+            continue
+        counts[head.group(1)] = Commands(
+            dispatches=function.count("stream.cmd.dispatch "),
+            copies=function.count("stream.cmd.copy "),
+            submissions=function.count("stream.cmd.execute "),
+            staging=len(re.findall(r"!stream\.resource<staging>", function)),
+            # The last wait hands the results to a caller that is synchronous.
+            waits=function.count("stream.timepoint.await ") - 1,
+        )
+    return counts
+
+
+def _run(text: str, flags: Sequence[str], name: str, time_limit_s: int) -> bytes:
+    command = [binaries.find_tool("iree-compile"), "-", "-o", "-", "--iree-input-type=stablehlo", *flags]
+    try:
+        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=time_limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(
+            f"{name}: the compiler did not end within {time_limit_s} s; {_with(flags)}. "
+            "Other `blocks` or `capacities` in the recipe may help"
+        ) from error
+    if done.returncode != 0:
+        faults = re.findall(r"error: (.*)", done.stderr.decode(errors="replace"))
+        first = " / ".join(fault[:200] for fault in faults[:2]) or done.stderr.decode(errors="replace")[-400:]
+        raise CompileError(f"{name}: the compiler refused the program ({_with(flags)}): {first}")
+    return done.stdout
+
+
+def _with(flags: Sequence[str]) -> str:
+    return "flags " + " ".join(flags)
