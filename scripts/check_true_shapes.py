@@ -1,0 +1,406 @@
+"""The true 0.8B and 4B shapes with random weights: do they compile, how fast are they, in how much memory?"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from specprefill_jax.aot.build import module_shapes
+from specprefill_jax.aot.compiler import Commands, compile_module, count_commands
+from specprefill_jax.aot.export import export_module
+from specprefill_jax.aot.recipe import ModelRecipe, Recipe, read_recipe
+from specprefill_jax.aot.targets import target_for
+from specprefill_jax.artifact.locate import embedded
+from specprefill_jax.artifact.manifest import MANIFEST_NAME, Manifest
+from specprefill_jax.cli.compile import build
+from specprefill_jax.cli.progress import Waiting
+from specprefill_jax.engine import Engine
+from specprefill_jax.errors import ArtifactError, SpecPrefillError
+from specprefill_jax.models.config import read_config
+from specprefill_jax.settings import Settings
+
+MOST_MEMORY = 22e9  # bytes: what a machine of 24 GB leaves to one program
+GPU = "radeon-780m"
+PRESETS = {"draft": "0.8b", "target": "4b"}
+BLOCK = 256
+NEW_TOKENS = 8
+SAMPLE_EVERY_S = 0.02
+
+RECIPE = """\
+name = "true-shapes"
+minimum_tokens = 8192
+tokenizer = "4b/tokenizer.json"
+chat_template = "chat_template.jinja"
+
+[draft]
+checkpoint = "0.8b"
+blocks = [{block}]
+capacities = [{draft}]
+rows = 8
+
+[target]
+checkpoint = "4b"
+blocks = [{block}]
+capacities = [{target}]
+"""
+
+P = ParamSpec("P")
+Made = TypeVar("Made")
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """The most memory that a process had resident, in bytes.
+
+    Attributes:
+        anonymous: its own, sampled.
+        file_backed: pages of mapped files, such as the weights, sampled.
+        together: both at the same time, as the kernel noted it (VmHWM).
+    """
+
+    anonymous: int
+    file_backed: int
+    together: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """How the CPU artifact was made: seconds of each step, and memory of Python and of the compiler."""
+
+    steps: Mapping[str, float]
+    memory: Peak
+    compiler: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """One prompt on the CPU; `load_s` covers the check of the files and both self-tests."""
+
+    load_s: float
+    result: Mapping[str, Any]
+    memory: Peak
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuModule:
+    """One model compiled for the GPU."""
+
+    stablehlo: str
+    compile_s: float
+    bytes: int
+    layers: int
+    entries: Mapping[str, Commands]
+
+
+def main() -> int:
+    """0 if everything compiles and runs within the memory, 1 if not, 2 if it cannot be tried."""
+    options = parse()
+    workdir: Path = options.workdir
+    try:
+        Settings(keep=options.keep)
+        workdir.mkdir(parents=True, exist_ok=True)
+        for name in PRESETS.values():
+            make_checkpoint(name, workdir / name)
+        recipe = write_recipe(workdir, options.tokens, options.keep)
+        compile_for_cpu(recipe, workdir / "cpu")
+        ran = in_child(run_prompt, workdir / "cpu", options.tokens, options.keep)
+        missed = report_run(ran)
+        if not options.skip_gpu:
+            report_gpu(in_child(compile_for_gpu, recipe, workdir / GPU))
+    except (SpecPrefillError, OSError) as error:
+        print(f"check_true_shapes: error: {error}", file=sys.stderr)
+        return 2
+    for bar in missed:
+        print(f"check_true_shapes: missed: {bar}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="check_true_shapes", description=__doc__)
+    parser.add_argument("workdir", type=Path, metavar="WORKDIR", help="40 GB of disk; kept for the next run")
+    parser.add_argument("--tokens", type=int, default=4000, help="of the random prompt (default 4000)")
+    parser.add_argument("--keep", type=float, default=0.3, help="share that the target reads (default 0.3)")
+    parser.add_argument("--skip-gpu", action="store_true", help=f"do not compile for {GPU}")
+    options = parser.parse_args()
+    if options.tokens < BLOCK:
+        parser.error(f"--tokens {options.tokens}: a prompt of at least {BLOCK} tokens, please")
+    return options
+
+
+def say(step: str) -> None:
+    """Tell people who wait what goes on."""
+    print(f"== {step}", file=sys.stderr, flush=True)
+
+
+def in_child(function: Callable[P, Made], *args: P.args, **kwargs: P.kwargs) -> Made:
+    """What the function returns in a new process, whose memory is its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *args, **kwargs).result()
+
+
+def make_checkpoint(name: str, directory: Path) -> None:
+    """Random weights of a preset, unless they are there. Written beside it and moved, so never half there."""
+    if (directory / "config.json").is_file():
+        say(f"using the checkpoint {directory}")
+        return
+    say(f"making the random checkpoint {directory}")
+    part = directory.with_name(f".{directory.name}-part")
+    shutil.rmtree(part, ignore_errors=True)
+    script = Path(__file__).with_name("make_random_checkpoint")
+    done = subprocess.run([sys.executable, str(script), "--preset", name, str(part)], check=False)
+    if done.returncode:
+        raise OSError(f"make_random_checkpoint --preset {name} failed (exit code {done.returncode})")
+    part.rename(directory)
+
+
+def write_recipe(workdir: Path, tokens: int, keep: float) -> Path:
+    """A recipe with one block length and caches just large enough for the prompt and the answer."""
+    draft = slots(tokens + Settings().lookahead)
+    target = max(2048, slots(math.ceil(keep * tokens) + NEW_TOKENS))
+    shutil.copyfile(embedded("artifacts/demo/chat_template.jinja"), workdir / "chat_template.jinja")
+    path = workdir / "true-shapes.toml"
+    path.write_text(RECIPE.format(block=BLOCK, draft=draft, target=target), encoding="utf-8")
+    return path
+
+
+def slots(tokens: int) -> int:
+    """Whole blocks that hold the tokens and the padding of a last block."""
+    return (tokens + BLOCK + BLOCK - 1) // BLOCK * BLOCK
+
+
+def models(recipe: Recipe) -> dict[str, ModelRecipe]:
+    """Both models by role."""
+    return {"draft": recipe.draft, "target": recipe.target}
+
+
+def export(role: str, model: ModelRecipe, device: str) -> str:
+    """The program of a model before it is compiled."""
+    say(f"tracing the {role} for {device}")
+    return export_module(role, read_config(model.checkpoint), module_shapes(model, target_for(device)))
+
+
+def digest(text: str) -> str:
+    """What manifests call `stablehlo`."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def compile_for_cpu(recipe: Path, out: Path) -> None:
+    """The CPU artifact, unless there is one of the same programs; and how it was made."""
+    notes = out.with_suffix(".json")
+    if in_child(is_current, recipe, out):
+        say(f"using the artifact {out}")
+    else:
+        notes.unlink(missing_ok=True)
+        built = in_child(build_and_measure, recipe, out)
+        notes.write_text(json.dumps(dataclasses.asdict(built)), encoding="utf-8")
+    if notes.is_file():
+        report_build(json.loads(notes.read_text(encoding="utf-8")))
+
+
+def is_current(recipe: Path, out: Path) -> bool:
+    """Whether the artifact in `out` is of this recipe and of the programs that are traced from it now."""
+    if not (out / MANIFEST_NAME).is_file():
+        return False
+    plan = read_recipe(recipe)
+    try:
+        made = Manifest.read(out).build
+    except ArtifactError:
+        return False
+    if made.recipe != plan.source:
+        return False
+    return all(made.stablehlo[role] == digest(export(role, m, "cpu")) for role, m in models(plan).items())
+
+
+def build_and_measure(recipe: Path, out: Path) -> Built:
+    """Build the artifact; to be called in a process of its own."""
+    began, order = time.perf_counter(), []
+
+    def hear(step: str) -> None:
+        order.append((step, time.perf_counter() - began))
+        say(step)
+
+    with MemoryPeak() as memory:
+        build(recipe, "cpu", out, hear)
+    ends = [at for _, at in order[1:]] + [time.perf_counter() - began]
+    steps = {
+        step: round(end - at, 1) for (step, at), end in zip(order, ends, strict=True) if "GiB" not in step
+    }
+    compiler = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return Built(steps, memory.peak(), compiler)
+
+
+def run_prompt(artifact: Path, count: int, keep: float) -> Ran:
+    """A prompt of random tokens through draft, selection and target; to be called in a process of its own."""
+    say(f"opening {artifact}: checking the files, mapping the weights, self-tests")
+    settings = Settings(mode="sparse", keep=keep, max_keep=0, max_tokens=NEW_TOKENS)
+    with MemoryPeak() as memory, Waiting() as waiting:
+        began = time.perf_counter()
+        engine = Engine.load(artifact, "cpu", watch=waiting)
+        load_s = time.perf_counter() - began
+        say(f"running {count} tokens")
+        tokens = np.random.default_rng(0).integers(engine.draft.model.vocabulary, size=count, dtype=np.int32)
+        result = engine.generate(tokens, settings, watch=waiting).to_json()
+    return Ran(load_s, result, memory.peak())
+
+
+def compile_for_gpu(recipe: Path, out: Path) -> dict[str, GpuModule]:
+    """Both modules, and what their entries submit. They are not run: there need not be such a GPU here."""
+    out.mkdir(exist_ok=True)
+    return {
+        role: compile_one_for_gpu(role, model, out) for role, model in models(read_recipe(recipe)).items()
+    }
+
+
+def compile_one_for_gpu(role: str, model: ModelRecipe, out: Path) -> GpuModule:
+    """One module, or what is known of it if the same program was compiled before."""
+    text, target, notes = export(role, model, GPU), target_for(GPU), out / f"{role}.json"
+    if notes.is_file():
+        known = json.loads(notes.read_text(encoding="utf-8"))
+        if known["stablehlo"] == digest(text):
+            say(f"using what is known of the {role} for {GPU}")
+            entries = {name: Commands(**counts) for name, counts in known.pop("entries").items()}
+            return GpuModule(entries=entries, **known)
+    say(f"compiling the {role} for {GPU}")
+    began = time.perf_counter()
+    module = compile_module(text, target.flags, f"{role} for {GPU}")
+    compile_s = time.perf_counter() - began
+    say(f"counting what the {role} submits on {GPU}")
+    entries = count_commands(text, target.flags, f"{role} for {GPU}")
+    layers = read_config(model.checkpoint).num_hidden_layers
+    made = GpuModule(digest(text), compile_s, len(module), layers, entries)
+    notes.write_text(json.dumps(dataclasses.asdict(made)), encoding="utf-8")
+    return made
+
+
+class MemoryPeak:
+    """Watches the resident memory of this process while it is entered."""
+
+    def __init__(self) -> None:
+        self._anonymous = self._file_backed = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "MemoryPeak":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def peak(self) -> Peak:
+        """The most so far."""
+        return Peak(self._anonymous, self._file_backed, resident()["VmHWM"])
+
+    def _watch(self) -> None:
+        while not self._ended.wait(SAMPLE_EVERY_S):
+            found = resident()
+            self._anonymous = max(self._anonymous, found["RssAnon"])
+            self._file_backed = max(self._file_backed, found["RssFile"])
+
+
+def resident() -> dict[str, int]:
+    """Memory of this process by the names of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    fields = (line.split() for line in lines if line.endswith(" kB"))
+    return {name.rstrip(":"): int(kilobytes) * 1024 for name, kilobytes, _ in fields}
+
+
+def report_build(built: Mapping[str, Any]) -> None:
+    """How long the CPU artifact took, and its memory. From JSON, since it may be of an earlier run."""
+    shown = Table(title="cpu: building the artifact")
+    shown.add_column("step")
+    shown.add_column("seconds", justify="right")
+    for step, seconds in built["steps"].items():
+        shown.add_row(step, f"{seconds:.1f}")
+    console().print(shown)
+    memory = Peak(**built["memory"])
+    print(f"cpu: building: {in_words(memory)}; iree-compile {gigabytes(built['compiler'])}")
+
+
+def report_run(ran: Ran) -> list[str]:
+    """Phases, speed and memory; what is missed, in words."""
+    timings = ran.result["timings"]
+    detail, new = timings["specprefill_detail"], ran.result["usage"]["completion_tokens"]
+    phases = {**detail["phases"], "decode": timings["decode_ms"]}
+    read = {"score": detail["prompt"], "prefill": detail["kept"], "decode": new - 1}
+    by = {"score": " (draft)", "prefill": " (target)", "decode": " (target)"}
+    shown = Table(title=f"cpu: {detail['prompt']} tokens, {detail['kept']} kept, {new} new")
+    for header in ("phase", "tokens", "ms", "tokens/s"):
+        shown.add_column(header, justify="left" if header == "phase" else "right")
+    for phase, ms in phases.items():
+        count = read.get(phase, 0)
+        speed = f"{count / ms * 1000:.1f}" if count and ms else ""
+        shown.add_row(phase + by.get(phase, ""), str(count or ""), f"{ms:,.0f}", speed)
+    console().print(shown)
+    print(f"cpu: status {timings['specprefill']} ({detail['reason']}), {detail['scoring']} scoring")
+    first_token = timings["time_to_first_token_ms"] / 1000
+    print(f"cpu: first token after {first_token:.1f} s, loaded in {ran.load_s:.1f} s")
+    print(f"cpu: running: {in_words(ran.memory)}; the limit is {gigabytes(MOST_MEMORY)}")
+    missed = []
+    if timings["specprefill"] != "active":
+        missed.append(f"status {timings['specprefill']} in place of active: {detail['reason']}")
+    if ran.memory.together > MOST_MEMORY:
+        missed.append(f"{gigabytes(ran.memory.together)} of memory, more than {gigabytes(MOST_MEMORY)}")
+    return missed
+
+
+def report_gpu(modules: Mapping[str, GpuModule]) -> None:
+    """What each entry submits."""
+    shown = Table(title=f"{GPU}: commands per call")
+    for header in ("entry", "dispatches", "per layer", "copies", "submissions", "staging", "waits"):
+        shown.add_column(header, justify="left" if header == "entry" else "right", no_wrap=True)
+    for role, module in modules.items():
+        for name, counts in module.entries.items():
+            per_layer = "" if name == "head" else f"{counts.dispatches / module.layers:.1f}"
+            cells = (
+                counts.dispatches,
+                per_layer,
+                counts.copies,
+                counts.submissions,
+                counts.staging,
+                counts.waits,
+            )
+            shown.add_row(f"{role} {name}", *map(str, cells))
+    console().print(shown)
+    for role, module in modules.items():
+        print(f"{GPU}: the {role} compiled in {module.compile_s:.0f} s to {module.bytes / 1e6:.1f} MB")
+
+
+def console() -> Console:
+    """Where tables go; wide enough for them when nobody watches."""
+    return Console() if sys.stdout.isatty() else Console(width=110)
+
+
+def in_words(peak: Peak) -> str:
+    """The memory of a process."""
+    return (
+        f"peak anonymous {gigabytes(peak.anonymous)}, peak file-backed {gigabytes(peak.file_backed)}, "
+        f"peak together {gigabytes(peak.together)}"
+    )
+
+
+def gigabytes(size: float) -> str:
+    """Bytes in GB."""
+    return f"{size / 1e9:.2f} GB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
