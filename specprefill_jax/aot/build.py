@@ -27,8 +27,9 @@ from specprefill_jax.models.checkpoint import load_parameters
 from specprefill_jax.models.config import TextConfig, read_config
 
 TOOLS = ("jax", "jaxlib", "iree-base-compiler", "iree-base-runtime", "numpy", "ml_dtypes")
-# Largest difference to the JAX reference in units of the largest logit, by format of the matrices: the rounding
-# of f32 sums in another order, and of activations to bf16 or f16 in other places. A wrong target is off by 1.
+# Largest difference to the JAX reference in units of the largest logit, by format of the matrices: the
+# rounding of f32 sums in another order, and of activations to bf16 or f16 in other places. A wrong target is
+# off by 1.
 TOLERANCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 8e-2}
 
 
@@ -82,8 +83,8 @@ def _models(recipe: Recipe) -> dict[str, ModelRecipe]:
 def _check_pair(draft: TextConfig, target: TextConfig) -> None:
     if draft.vocab_size != target.vocab_size:
         raise RecipeError(
-            f"the draft has {draft.vocab_size} vocabulary rows and the target {target.vocab_size}: they must share "
-            "one tokenizer"
+            f"the draft has {draft.vocab_size} vocabulary rows and the target {target.vocab_size}: they must "
+            "share one tokenizer"
         )
 
 

@@ -1,4 +1,7 @@
-"""iree-compile as a child process with a time limit: some programs make a target's code generator run forever."""
+"""iree-compile as a child process with a time limit.
+
+Some programs make a target's code generator run forever.
+"""
 
 from __future__ import annotations
 

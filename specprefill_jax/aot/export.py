@@ -90,8 +90,10 @@ def _prefill(
     arrays: tuple[Any, ...],
     *inputs: Any,
 ) -> tuple[Any, ...]:
-    *inputs, state = inputs
-    hidden, returned, after = qwen35.prefill(config, model(arrays), *inputs, rebuild(state), rows=rows)
+    tokens, positions, count, slot, state = inputs
+    hidden, returned, after = qwen35.prefill(
+        config, model(arrays), tokens, positions, count, slot, rebuild(state), rows=rows
+    )
     return (hidden, *((returned,) if rows else ()), *jax.tree.leaves(after))
 
 
@@ -103,8 +105,10 @@ def _decode(
     arrays: tuple[Any, ...],
     *inputs: Any,
 ) -> tuple[Any, ...]:
-    *inputs, state = inputs
-    logits, returned, after = qwen35.decode(config, model(arrays), *inputs, rebuild(state), rows=rows)
+    token, position, slot, state = inputs
+    logits, returned, after = qwen35.decode(
+        config, model(arrays), token, position, slot, rebuild(state), rows=rows
+    )
     return (logits, *((returned,) if rows else ()), *jax.tree.leaves(after))
 
 

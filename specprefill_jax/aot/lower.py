@@ -1,7 +1,8 @@
 """JAX entry points -> one MLIR module whose entries share the weights as external parameters.
 
-Each entry is lowered with the weights as leading arguments, made private, and called by a small public function that
-loads the weights from `util.global`s, turns primitive i32 scalars into tensors, and donates the state.
+Each entry is lowered with the weights as leading arguments, made private, and called by a small public
+function that loads the weights from `util.global`s, turns primitive i32 scalars into tensors, and donates the
+state.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Entry:
 def module_text(
     name: str, parameters: Sequence[tuple[str, jax.ShapeDtypeStruct]], entries: Sequence[Entry]
 ) -> str:
-    """The MLIR module of `entries`; `parameters` are (archive key, shape) in the order the entries take them."""
+    """The MLIR module of `entries`; `parameters` are (archive key, shape) in the order of their arguments."""
     shapes = tuple(shape for _, shape in parameters)
     lines = [f"module @{name} {{"]
     lines += [_global(key, shape) for key, shape in parameters]

@@ -88,8 +88,8 @@ def _model(recipe: Mapping[str, object], role: str, base: Path, where: str) -> M
         step = CHUNK if length > CHUNK else SAFE
         if length % step:
             raise RecipeError(
-                f"{where}: block length {length} is not a multiple of {step}; the delta rule works in chunks of "
-                f"{CHUNK} (blocks up to {CHUNK}: multiples of {SAFE})"
+                f"{where}: block length {length} is not a multiple of {step}; the delta rule works in chunks "
+                f"of {CHUNK} (blocks up to {CHUNK}: multiples of {SAFE})"
             )
     capacities = _sizes(fields, "capacities", where)
     if capacities[0] < blocks[0]:
@@ -126,7 +126,8 @@ def _count(fields: Mapping[str, object], key: str, where: str, least: int) -> in
 
 def _sizes(fields: Mapping[str, object], key: str, where: str) -> tuple[int, ...]:
     value = fields[key]
-    whole = isinstance(value, list) and value and all(type(size) is int and size > 0 for size in value)
-    if not whole or any(a >= b for a, b in pairwise(value)):
+    sizes = tuple(value) if isinstance(value, list) else ()
+    whole = all(type(size) is int and size > 0 for size in sizes)
+    if not sizes or not whole or any(a >= b for a, b in pairwise(sizes)):
         raise RecipeError(f"{where}: {key} must be ascending whole numbers, such as [64, 256], not {value!r}")
-    return tuple(value)
+    return sizes

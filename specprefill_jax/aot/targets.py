@@ -1,4 +1,4 @@
-"""Compile targets as data: flags, number formats, weight layout, and what a device must be to run the result."""
+"""Compile targets as data: flags, number formats, weight layout, and what the device must be."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from specprefill_jax.models.matrix import TileShape
 
 # /proc/cpuinfo names of the instruction sets that `--iree-llvmcpu-target-cpu=host` may use.
 _HOST_FEATURES = frozenset(
-    "avx avx2 fma f16c bmi1 bmi2 abm movbe avx512f avx512bw avx512cd avx512dq avx512vl avx512ifma avx512vbmi "
-    "avx512_vbmi2 avx512_bitalg avx512_vnni avx512_vpopcntdq avx512_bf16 avx512_fp16 avx_vnni gfni vaes "
-    "vpclmulqdq amx_tile amx_bf16 amx_int8".split()
+    (
+        *("avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe", "avx_vnni", "gfni", "vaes"),
+        *("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512ifma", "avx512vbmi"),
+        *("avx512_vbmi2", "avx512_bitalg", "avx512_vnni", "avx512_vpopcntdq", "avx512_bf16", "avx512_fp16"),
+        *("vpclmulqdq", "amx_tile", "amx_bf16", "amx_int8"),
+    )
 )
 _V3_FEATURES = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
-# Explicit tile products stay as they are: generalized, they miss the CPU's matrix kernel (50x in bf16). Values with
-# several readers are not fused: IREE 3.13 then emits programs that its own verifier refuses ("does not dominate").
+# Explicit tile products stay as they are: generalized, they miss the CPU's matrix kernel (50x in bf16).
+# Values with several readers are not fused: IREE 3.13 then emits programs that its own verifier refuses
+# ("does not dominate").
 _CPU = (
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -54,12 +58,13 @@ class Target:
         """
         if asked is not None and asked not in self.numerics:
             raise RecipeError(
-                f"{self.device.name} builds matrices in {' or '.join(self.numerics)}, the recipe asks for {asked}"
+                f"{self.device.name} builds matrices in {' or '.join(self.numerics)}, "
+                f"the recipe asks for {asked}"
             )
         return asked or self.numerics[0]
 
     def tile(self, numerics: str) -> TileShape | None:
-        """The kernel's tile: 16 rows where there is AVX-512, 8 else; pairs of inputs where bf16 dots exist."""
+        """The kernel's tile: 16 rows with AVX-512, 8 without; pairs of inputs where bf16 dots exist."""
         if not self.tiled:
             return None
         rows = 16 if "avx512f" in self.device.cpu_features else 8

@@ -169,7 +169,10 @@ def heads_first(x: Float[Array, "T heads head_dim"]) -> Float[Array, "heads T he
 
 
 def gathered_heads_first(x: Float[Array, "T heads head_dim"]) -> Float[Array, "heads T head_dim"]:
-    """The same by a gather: a transpose would be fused into the projection, whose kernel gfx1103 then refuses."""
+    """The same by a gather.
+
+    A transpose would be fused into the projection, whose kernel gfx1103 then refuses.
+    """
     steps, heads = x.shape[:2]
     step, head = np.arange(steps)[None, :], np.arange(heads)[:, None]
     return x.at[jnp.asarray(step), jnp.asarray(head)].get(mode="promise_in_bounds")

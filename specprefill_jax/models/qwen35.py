@@ -25,7 +25,10 @@ from specprefill_jax.models.parameters import Attention, AttentionState, DeltaSt
 
 
 def initial_state(config: TextConfig, capacity: int) -> ModelState:
-    """Zero state for `capacity` slots, f32 in every build: only the weight matrices take the build's format."""
+    """Zero state for `capacity` slots.
+
+    It is f32 in every build: only the weight matrices take the build's format.
+    """
     cache = (config.num_key_value_heads, capacity, config.head_dim)
     matrix = (config.linear_num_value_heads, config.linear_value_head_dim, config.linear_key_head_dim)
     tail = (config.linear_conv_kernel_dim - 1, config.conv_channels)
