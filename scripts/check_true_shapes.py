@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import resource
 import shutil
 import subprocess
 import sys
@@ -81,11 +80,10 @@ class Peak:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """How the CPU artifact was made: seconds of each step, and memory of Python and of the compiler."""
+    """How the CPU artifact was made: seconds of each step, and memory without the compiler's."""
 
     steps: Mapping[str, float]
     memory: Peak
-    compiler: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,20 +228,22 @@ def is_current(recipe: Path, out: Path) -> bool:
 
 def build_and_measure(recipe: Path, out: Path) -> Built:
     """Build the artifact; to be called in a process of its own."""
-    began, order = time.perf_counter(), []
+    steps: dict[str, float] = {}
+    current, since = "reading the recipe", time.perf_counter()
+
+    def end() -> None:
+        steps[current] = steps.get(current, 0.0) + time.perf_counter() - since
 
     def hear(step: str) -> None:
-        order.append((step, time.perf_counter() - began))
+        nonlocal current, since
         say(step)
+        end()
+        current, since = step.partition(":")[0], time.perf_counter()  # "writing draft.irpa: 1 GiB" goes on
 
     with MemoryPeak() as memory:
         build(recipe, "cpu", out, hear)
-    ends = [at for _, at in order[1:]] + [time.perf_counter() - began]
-    steps = {
-        step: round(end - at, 1) for (step, at), end in zip(order, ends, strict=True) if "GiB" not in step
-    }
-    compiler = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    return Built(steps, memory.peak(), compiler)
+    end()
+    return Built(steps, memory.peak())
 
 
 def run_prompt(artifact: Path, count: int, keep: float) -> Ran:
@@ -332,7 +332,7 @@ def report_build(built: Mapping[str, Any]) -> None:
         shown.add_row(step, f"{seconds:.1f}")
     console().print(shown)
     memory = Peak(**built["memory"])
-    print(f"cpu: building: {in_words(memory)}; iree-compile {gigabytes(built['compiler'])}")
+    print(f"cpu: building: {in_words(memory)}")
 
 
 def report_run(ran: Ran) -> list[str]:
