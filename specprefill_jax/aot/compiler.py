@@ -15,6 +15,8 @@ from iree.compiler.tools import binaries
 from specprefill_jax.errors import CompileError
 
 TIME_LIMIT_S = 1800
+# A loop as such, or the branches that it is lowered to.
+_LOOP = re.compile(r"\b(?:scf\.(?:for|while|forall)|cf\.(?:br|cond_br|switch))\b")
 
 
 def compile_module(text: str, flags: Sequence[str], name: str, *, time_limit_s: int = TIME_LIMIT_S) -> bytes:
@@ -36,6 +38,7 @@ class Commands:
         submissions: command buffers given to the device's queue.
         staging: copies through a host buffer.
         waits: times the host waits for the device.
+        loops: loops on the host.
     """
 
     dispatches: int
@@ -43,6 +46,7 @@ class Commands:
     submissions: int
     staging: int
     waits: int
+    loops: int = 0
 
 
 def count_commands(text: str, flags: Sequence[str], name: str) -> dict[str, Commands]:
@@ -63,6 +67,7 @@ def count_commands(text: str, flags: Sequence[str], name: str) -> dict[str, Comm
             staging=len(re.findall(r"!stream\.resource<staging>", function)),
             # The last wait hands the results to a caller that is synchronous.
             waits=function.count("stream.timepoint.await ") - 1,
+            loops=len(_LOOP.findall(function)),
         )
     return counts
 

@@ -1,0 +1,143 @@
+"""Artifacts: the same bytes every time, a manifest that reads back, and what stops a build or a load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specprefill_jax.aot.build import build_artifact
+from specprefill_jax.aot.recipe import ModelRecipe, Recipe
+from specprefill_jax.artifact.manifest import Manifest
+from specprefill_jax.artifact.verify import open_artifact
+from specprefill_jax.errors import FileMissing, RecipeError, Unproven
+from specprefill_jax.models.config import read_config, write_config
+from specprefill_jax.runtime.device import open_device
+from specprefill_jax.runtime.program import Program
+from tests.models.reference import DEMO, ROWS, Pair
+
+FILES = {
+    "manifest.json",
+    "draft.vmfb",
+    "draft.irpa",
+    "target.vmfb",
+    "target.irpa",
+    "tokenizer.json",
+    "chat_template.jinja",
+}
+
+Pairs = Callable[[str], Pair]
+
+
+@pytest.fixture(scope="module")
+def recipe(pairs: Pairs) -> Recipe:
+    """One block and one capacity: the smallest artifact there is."""
+
+    def model(role: str, rows: int) -> ModelRecipe:
+        return ModelRecipe(pairs(role).directory, (16,), (32,), rows, "f32")
+
+    return Recipe(
+        name="smallest",
+        minimum_tokens=64,
+        tokenizer=DEMO / "tokenizer.json",
+        chat_template=DEMO / "chat_template.jinja",
+        draft=model("draft", ROWS),
+        target=model("target", 0),
+        source={"name": "smallest", "draft": {"blocks": [16]}},
+    )
+
+
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def artifact(recipe: Recipe, said: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_artifact(recipe, "cpu", tmp_path_factory.mktemp("first") / "cpu", said.append)
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*")}
+
+
+def test_building_twice_gives_the_same_bytes_of_every_file(
+    recipe: Recipe, artifact: Path, tmp_path: Path
+) -> None:
+    again = content(build_artifact(recipe, "cpu", tmp_path / "elsewhere", print))
+    first = content(artifact)
+    assert first.keys() == FILES
+    assert {name for name in FILES if first[name] != again[name]} == set()
+    assert again.keys() == FILES
+
+
+def test_the_manifest_reads_back_and_says_what_was_built(artifact: Path, pairs: Pairs) -> None:
+    manifest = Manifest.read(artifact)
+    assert (manifest.name, manifest.minimum_tokens) == ("smallest", 64)
+    assert (manifest.device.name, manifest.device.driver, manifest.proof.kind) == (
+        "cpu",
+        "local-task",
+        "self-test",
+    )
+    assert manifest.files.keys() == FILES - {"manifest.json"}
+    assert manifest.build.recipe == {"name": "smallest", "draft": {"blocks": [16]}}
+    assert manifest.build.stablehlo.keys() == {"draft", "target"}
+    draft, config = manifest.models["draft"], pairs("draft").config
+    assert (draft.rows, draft.blocks, draft.capacities, draft.numerics) == (ROWS, (16,), (32,), "f32")
+    assert (draft.layers, draft.attention_layers, draft.vocabulary) == (4, 2, config.vocab_size)
+    assert [tensor.name for tensor in draft.state] == [
+        *("layers.0.conv", "layers.0.matrix", "layers.1.k", "layers.1.v"),
+        *("layers.2.conv", "layers.2.matrix", "layers.3.k", "layers.3.v"),
+    ]
+    assert manifest.models["target"].rows == 0
+
+
+def test_the_steps_of_a_build_are_said(artifact: Path, said: list[str]) -> None:
+    for role in ("draft", "target"):
+        for step in ("writing {}.irpa", "tracing the {}", "compiling the {} for cpu", "computing the {}'s"):
+            assert any(line.startswith(step.format(role)) for line in said), step
+    assert said[-1] == "hashing the files"
+
+
+def test_a_built_artifact_proves_itself_when_loaded(artifact: Path) -> None:
+    device = open_device("cpu")
+    opened = open_artifact(artifact)
+    for role in ("draft", "target"):
+        assert Program.load(opened, role, device).largest_capacity == 32
+
+
+def test_without_its_proof_it_is_refused_by_name(artifact: Path, tmp_path: Path) -> None:
+    """As a build for the Radeon is, which carries `proof: none` (see test_targets)."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in artifact.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    manifest = Manifest.read(copy)
+    replace(manifest, proof=replace(manifest.proof, kind="none", reason="wrong numbers there")).write(copy)
+    with pytest.raises(Unproven, match=r"'smallest'.*wrong numbers there"):
+        Program.load(open_artifact(copy), "draft", open_device("cpu"))
+
+
+def test_models_with_different_vocabularies_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+    config = replace(read_config(recipe.target.checkpoint), vocab_size=96)
+    write_config(config, tmp_path, "float32")
+    other = replace(recipe, target=replace(recipe.target, checkpoint=tmp_path))
+    with pytest.raises(
+        RecipeError, match="draft has 80 vocabulary rows and the target 96: they must share one"
+    ):
+        build_artifact(other, "cpu", tmp_path / "out", print)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "name"), [("tokenizer", "tokenizer.json"), ("chat_template", "chat_template.jinja")]
+)
+def test_a_missing_tokenizer_or_template_is_named(
+    field: str, name: str, recipe: Recipe, tmp_path: Path
+) -> None:
+    missing = tmp_path / f"no-{name}"
+    broken = replace(recipe, **{field: missing})
+    with pytest.raises(FileMissing, match=rf"no {name} at {missing}, which the recipe names"):
+        build_artifact(broken, "cpu", tmp_path / "out", print)
