@@ -364,21 +364,15 @@ def report_run(ran: Ran) -> list[str]:
 
 def report_gpu(modules: Mapping[str, GpuModule]) -> None:
     """What each entry submits."""
+    counted = [field.name for field in dataclasses.fields(Commands)]
     shown = Table(title=f"{GPU}: commands per call")
-    for header in ("entry", "dispatches", "per layer", "copies", "submissions", "staging", "waits"):
-        shown.add_column(header, justify="left" if header == "entry" else "right", no_wrap=True)
+    for header in ("entry", *counted, "dispatches per layer"):
+        shown.add_column(header, justify="left" if header == "entry" else "right")
     for role, module in modules.items():
         for name, counts in module.entries.items():
             per_layer = "" if name == "head" else f"{counts.dispatches / module.layers:.1f}"
-            cells = (
-                counts.dispatches,
-                per_layer,
-                counts.copies,
-                counts.submissions,
-                counts.staging,
-                counts.waits,
-            )
-            shown.add_row(f"{role} {name}", *map(str, cells))
+            cells = (str(getattr(counts, field)) for field in counted)
+            shown.add_row(f"{role} {name}", *cells, per_layer)
     console().print(shown)
     for role, module in modules.items():
         print(f"{GPU}: the {role} compiled in {module.compile_s:.0f} s to {module.bytes / 1e6:.1f} MB")
