@@ -367,7 +367,7 @@ def report_gpu(modules: Mapping[str, GpuModule]) -> None:
     counted = [field.name for field in dataclasses.fields(Commands)]
     shown = Table(title=f"{GPU}: commands per call")
     for header in ("entry", *counted, "dispatches per layer"):
-        shown.add_column(header, justify="left" if header == "entry" else "right")
+        shown.add_column(header, justify="left" if header == "entry" else "right", no_wrap=header == "entry")
     for role, module in modules.items():
         for name, counts in module.entries.items():
             per_layer = "" if name == "head" else f"{counts.dispatches / module.layers:.1f}"
