@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from specprefill_jax.errors import FileMissing, RecipeError
 from specprefill_jax.models import qwen35
 from specprefill_jax.models.checkpoint import load_parameters
 from specprefill_jax.models.config import TextConfig, read_config
+from specprefill_jax.models.parameters import Block
 
 TOOLS = ("jax", "jaxlib", "iree-base-compiler", "iree-base-runtime", "numpy", "ml_dtypes")
 # Largest difference to the JAX reference in units of the largest logit, by format of the matrices: the
@@ -122,10 +123,18 @@ def _build_model(
     return described, text
 
 
+class _OneAtATime(tuple[Block, ...]):
+    """Layers of NumPy arrays; each becomes JAX's when an iteration reaches it, and is let go of after it."""
+
+    def __iter__(self) -> Iterator[Block]:
+        return (jax.tree.map(jnp.asarray, layer) for layer in super().__iter__())
+
+
 def self_test(checkpoint: Path, config: TextConfig, shapes: Shapes) -> SelfTest:
     """Fixed tokens at positions with gaps, and the logits that JAX computes for them.
 
-    The reference runs operation by operation on the mapped checkpoint, so that it needs little memory.
+    The reference runs operation by operation, layer by layer from the mapped checkpoint, so that it needs
+    little memory.
     """
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, config.vocab_size, 6)
@@ -135,7 +144,13 @@ def self_test(checkpoint: Path, config: TextConfig, shapes: Shapes) -> SelfTest:
         int(i) for i in generator.choice(config.vocab_size, min(16, config.vocab_size), replace=False)
     )
     model = load_parameters(checkpoint, config, DTYPES[shapes.numerics])
-    model = replace(model, embed_tokens=jnp.asarray(model.embed_tokens))
+    model = replace(
+        model,
+        embed_tokens=jnp.asarray(model.embed_tokens),
+        layers=_OneAtATime(model.layers),
+        norm=jnp.asarray(model.norm),
+        lm_head=None if model.lm_head is None else jnp.asarray(model.lm_head),
+    )
     scalar = jnp.int32
     state = qwen35.initial_state(config, shapes.blocks[0])
     with jax.disable_jit():
