@@ -31,18 +31,24 @@ from tests.models.reference import (
 # of their products are rounded to 8 bits (bf16) or 11 bits (f16): 4e-3 or 5e-4 each; four layers add up.
 BF16, F16 = 8e-2, 1e-2
 
-vulkan = pytest.mark.vulkan
-each_build = pytest.mark.parametrize(
-    ("device", "numerics", "tolerance"),
-    [
-        pytest.param("cpu", "f32", TOLERANCE, id="cpu-f32"),
-        pytest.param("cpu", "bf16", BF16, id="cpu-bf16"),
-        pytest.param("cpu-portable", "f32", TOLERANCE, id="cpu-portable-f32"),
-        pytest.param("vulkan", "f32", TOLERANCE, id="vulkan-f32", marks=vulkan),
-        pytest.param("llvmpipe", "f32", TOLERANCE, id="llvmpipe-f32", marks=vulkan),
-        pytest.param("llvmpipe-f16", "f16", F16, id="llvmpipe-f16", marks=vulkan),
-    ],
-)
+# Device, number format, bound. `--parity all` adds the Vulkan builds: minutes each on lavapipe.
+CPU = {
+    "cpu-f32": ("cpu", "f32", TOLERANCE),
+    "cpu-bf16": ("cpu", "bf16", BF16),
+    "cpu-portable-f32": ("cpu-portable", "f32", TOLERANCE),
+}
+VULKAN = {
+    "vulkan-f32": ("vulkan", "f32", TOLERANCE),
+    "llvmpipe-f32": ("llvmpipe", "f32", TOLERANCE),
+    "llvmpipe-f16": ("llvmpipe-f16", "f16", F16),
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "numerics" in metafunc.fixturenames:
+        builds = CPU | (VULKAN if metafunc.config.getoption("--parity") == "all" else {})
+        metafunc.parametrize(("device", "numerics", "tolerance"), list(builds.values()), ids=list(builds))
+
 
 Piece = tuple[int, int]  # block length, valid tokens in it
 
@@ -94,7 +100,6 @@ def without_rows(tensors: Tensors, ending: str) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(ending)}
 
 
-@each_build
 @pytest.mark.parametrize("name", DRAFT)
 def test_the_drafts_entries_compute_what_transformers_computes(
     name: str,
@@ -116,7 +121,6 @@ def test_the_drafts_entries_compute_what_transformers_computes(
     print(f"{device} {numerics}, {name}: {worst:.1e} of {tolerance:g}")
 
 
-@each_build
 def test_the_targets_entries_compute_what_transformers_computes(
     device: str,
     numerics: str,
