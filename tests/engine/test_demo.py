@@ -177,6 +177,21 @@ def test_every_short_length_can_be_scored_and_answered(engine: Engine):
         assert isinstance(result, Result)
 
 
+@pytest.mark.slow
+@pytest.mark.vulkan
+@pytest.mark.parametrize("example", EXAMPLES[:2], ids=of)
+def test_vulkan_keeps_the_same_tokens_and_gives_the_same_answer(
+    engine: Engine, lavapipe_engine: Engine, example: dict[str, Any]
+):
+    tokens = tokens_of(engine, example)
+    here, there = engine.generate(tokens, SPARSE), lavapipe_engine.generate(tokens, SPARSE)
+    common = np.intersect1d(here.kept, there.kept).size
+    assert common >= 0.98 * max(here.kept.size, there.kept.size)
+    assert there.timings.status == "active"
+    assert there.tokens == here.tokens
+    assert there.tokens[0] == example["answer_ids"][0]
+
+
 # --- as a command
 
 
