@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ def main() -> int:
     )
     console.print(phase_table(detail["phases"]))
 
-    right = arguments.expect in answer.split()
+    right = arguments.expect in re.findall(r"\w+", answer)
     if not right:
         print(f"wrong answer: expected {arguments.expect!r}, got {answer!r}", file=sys.stderr)
     if status != "active":
