@@ -54,6 +54,13 @@ def other_blocks(demo: Path, engine: Engine) -> Engine:
     return Engine(cut, engine.chat, draft, target)
 
 
+def test_loading_tells_how_far_it_has_come(demo: Path):
+    heard: list[tuple[str, int, int]] = []
+    Engine.load(demo, "cpu", watch=lambda *what: heard.append(what))
+    size = sum(path.stat().st_size for path in demo.iterdir() if path.name != "manifest.json")
+    assert heard[-3:] == [("check", size, size), ("load", 0, 2), ("load", 1, 2)]
+
+
 def test_a_fact_in_the_middle_of_a_long_document_is_found_sparsely(engine: Engine):
     result = engine.generate(MIDDLE["prompt"], Settings(max_tokens=8), raw=True)
     first, end = MIDDLE["fact_span"]
