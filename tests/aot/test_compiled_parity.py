@@ -28,8 +28,8 @@ from tests.models.reference import (
 )
 
 # Largest difference from transformers in f32, as a part of the largest value. Matrices and the inputs
-# of their products are rounded to 8 bits (bf16) or 11 bits (f16): 4e-3 or 5e-4 each; four layers add up (bf16:
-# 9e-2 measured, in logits after decode).
+# of their products are rounded to 8 bits (bf16) or 11 bits (f16): 4e-3 or 5e-4 each; four layers add up
+# (bf16: 9e-2 measured, in logits after decode).
 BF16, F16 = 1.2e-1, 1e-2
 
 # Device, number format, bound. `--parity all` adds the Vulkan builds: minutes each on lavapipe.
