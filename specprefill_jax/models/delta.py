@@ -19,9 +19,8 @@ from specprefill_jax.models.matrix import linear
 from specprefill_jax.models.parameters import Delta, DeltaState
 
 CHUNK = 64
-# Doubling (I + A)(I + A^2)(I + A^4).. cancels in f32 beyond this size on trained weights; substitution
-# outside.
-SAFE = 16
+# Series (I + A)(I + A^2)(I + A^4).. over more tokens than this cancel in f32 on trained weights.
+SAFE = 8
 
 
 def delta(
@@ -40,9 +39,9 @@ def delta(
 
     inputs = jnp.concatenate([state.conv, raw], axis=0)
     mixed = jax.nn.silu(causal_conv(p.conv1d, inputs))
-    query, key, value = split_heads(config, mixed)
+    heads = mixed.reshape(steps, -1, config.linear_key_head_dim).transpose(1, 0, 2)
     rule = one_step if steps == 1 else chunked
-    out, matrix = rule(state.matrix, query, key, value, g, beta)
+    out, matrix = rule(state.matrix, unit_heads(config, heads), g, beta)
 
     gate = jax.nn.silu(z.reshape(out.shape))
     gated = scale_to_unit(out, config.rms_norm_eps) * p.norm[None, None] * gate
@@ -69,127 +68,130 @@ def conv_tail(
     return jax.lax.dynamic_slice(inputs, (count, zero), (keep, inputs.shape[1]), allow_negative_indices=False)
 
 
-def split_heads(
-    config: TextConfig, mixed: Float[Array, "T channels"]
-) -> tuple[Float[Array, "T Hv dk"], Float[Array, "T Hv dk"], Float[Array, "T Hv dv"]]:
-    """Unit query (scaled by dk^-1/2) and key, repeated for the value heads, and value.
-
-    The channels are parted as heads, not as columns: a slice of columns costs a copy on the device.
-    """
+def unit_heads(config: TextConfig, heads: Float[Array, "E T d"]) -> Float[Array, "E T d"]:
+    """Queries and keys at unit length, queries times dk^-1/2 as well; values as they are."""
     key_heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
     size = config.linear_key_head_dim
-    heads = mixed.reshape(mixed.shape[0], 2 * key_heads + value_heads, size)
+    factor = np.repeat([size**-0.5, 1.0, 0.0], [key_heads, key_heads, value_heads]).astype(np.float32)
+    untouched = np.where(factor == 0.0, 1.0, 0.0).astype(np.float32)
     norm = jax.lax.rsqrt(jnp.sum(heads * heads, axis=-1, keepdims=True) + 1e-6)
-    repeats = value_heads // key_heads
-    query = jnp.repeat((heads * (norm * size**-0.5))[:, :key_heads], repeats, axis=1)
-    key = jnp.repeat((heads * norm)[:, key_heads : 2 * key_heads], repeats, axis=1)
-    return query, key, heads[:, 2 * key_heads :]
+    return heads * (norm * factor[:, None, None] + untouched[:, None, None])
 
 
 def one_step(
     matrix: Float[Array, "Hv dv dk"],
-    query: Float[Array, "1 Hv dk"],
-    key: Float[Array, "1 Hv dk"],
-    value: Float[Array, "1 Hv dv"],
+    heads: Float[Array, "E 1 d"],
     g: Float[Array, "1 Hv"],
     beta: Float[Array, "1 Hv"],
 ) -> tuple[Float[Array, "1 Hv dv"], Float[Array, "Hv dv dk"]]:
     """One token. Every reduction is over the last axis (see `DeltaState`).
 
-    One reduction reads the state, for the key and for the query at once, and the write depends on it: the new
+    One reduction reads the state, for the query and for the key at once, and the write depends on it: the new
     state overwrites the donated buffer of the old one. The output then follows as
     a S q + beta (v - a S k) (k . q).
     """
-    decayed = matrix * jnp.exp(g[0])[:, None, None]
-    k, q = key[0], query[0]
-    read = jnp.sum(decayed[:, None] * jnp.stack([k, q], axis=1)[:, :, None, :], axis=-1)  # [Hv, 2, dv]
-    write = (value[0] - read[:, 0]) * beta[0][:, None]
-    out = read[:, 1] + write * jnp.sum(k * q, axis=-1, keepdims=True)
-    return out[None], decayed + write[:, :, None] * k[:, None, :]
+    value_heads, size, _ = matrix.shape
+    key_heads = (heads.shape[0] - value_heads) // 2
+    grouped = (key_heads, value_heads // key_heads)
+    q_k = heads[: 2 * key_heads].reshape(2, key_heads, 1, size)
+    value = heads[2 * key_heads :].reshape(*grouped, size)
+    entering = matrix.reshape(*grouped, size, size)
+    decay, strength = jnp.exp(g[0]).reshape(*grouped, 1), beta[0].reshape(*grouped, 1)
+
+    read = jnp.sum(entering[None] * q_k[:, :, :, None], axis=-1) * decay[None]  # [2, Hk, Hv/Hk, dv]
+    q, k = q_k[0], q_k[1]
+    write = (value - read[1]) * strength
+    out = read[0] + write * jnp.sum(k * q, axis=-1, keepdims=True)
+    leaving = entering * decay[..., None] + write[..., None] * k[:, :, None]
+    return out.reshape(1, value_heads, size), leaving.reshape(matrix.shape)
 
 
 def chunked(
     matrix: Float[Array, "Hv dv dk"],
-    query: Float[Array, "T Hv dk"],
-    key: Float[Array, "T Hv dk"],
-    value: Float[Array, "T Hv dv"],
+    heads: Float[Array, "E T d"],
     g: Float[Array, "T Hv"],
     beta: Float[Array, "T Hv"],
 ) -> tuple[Float[Array, "T Hv dv"], Float[Array, "Hv dv dk"]]:
     """The same rule over chunks of 64 tokens; unrolled, since a loop would return to the host between chunks.
 
-    Within a chunk the writes solve (I - A) [U | W] = beta [v | k e^G]; across chunks the state moves by
+    Within a chunk the writes solve (I - A) [W | U] = beta [k e^G | v]; across chunks the state moves by
     S' = e^G S + (U - W S^T)^T K~ = e^G S - S (W^T K~) + U^T K~, so that one product per chunk is serial and
-    the rest is batched over chunks. Names ending in `_t` are held transposed: every product is then a plain
-    [m, k] x [k, n].
+    the rest is batched over chunks.
     """
-    steps, heads = g.shape
+    steps, value_heads = g.shape
     size = min(CHUNK, steps)
     chunks = steps // size
+    key_heads = (heads.shape[0] - value_heads) // 2
 
-    def rows(x: Float[Array, "T Hv d"]) -> Float[Array, "chunks Hv size d"]:
-        return x.reshape(chunks, size, heads, -1).transpose(0, 2, 1, 3)
+    def shared(x: Float[Array, "Hk chunks m n"]) -> Float[Array, "Hv chunks m n"]:
+        wide = jnp.broadcast_to(x[:, None], (key_heads, value_heads // key_heads, *x.shape[1:]))
+        return wide.reshape(value_heads, *x.shape[1:])
 
-    def columns(x: Float[Array, "T Hv d"]) -> Float[Array, "chunks Hv d size"]:
-        return x.reshape(chunks, size, heads, -1).transpose(0, 2, 3, 1)
+    parted = heads.reshape(-1, chunks, size, heads.shape[-1])
+    q_k = parted[: 2 * key_heads].reshape(2, key_heads, *parted.shape[1:])
+    q, k, v = q_k[0], q_k[1], parted[2 * key_heads :]
+    write = beta.reshape(chunks, size, value_heads).transpose(2, 0, 1)[..., None]
+    lower = jnp.asarray(np.tril(np.ones((size, size), np.float32)))  # [later, earlier]
+    by_time = lower @ g.reshape(chunks, size, value_heads).transpose(1, 0, 2).reshape(size, -1)
+    by_time = by_time.reshape(size, chunks, value_heads)
+    total = by_time.transpose(2, 1, 0)[..., None]  # G: g summed up to each token
+    last = by_time[-1][..., None, None] # [chunks, Hv, 1, 1]
+    decay = lower[None, None] * jnp.exp(jnp.minimum(total - total.swapaxes(2, 3), 0.0))
 
-    k, k_t, q_t, v_t = rows(key), columns(key), columns(query), columns(value)
-    upper = jnp.asarray(np.triu(np.ones((size, size), np.float32)))  # [earlier, later]
-    write = columns(beta[..., None])  # [chunks, Hv, 1, size]
-    total = columns(g[..., None]) @ upper  # G: g summed up to each token
-    total_t = upper.T @ rows(g[..., None])
-    decay_t = upper[None, None] * jnp.exp(jnp.minimum(total - total_t, 0.0))
-
-    solved_t = solve_upper(k @ k_t * decay_t, write)
-    u_t = v_t @ solved_t
-    w_t = (k_t * jnp.exp(total)) @ solved_t
-
-    last = total[..., -1:]
-    left = k * jnp.exp(last - total_t)
-    lost = w_t @ left
-    gain = u_t @ left
+    overlaps = jnp.einsum("xhctd,hcsd->xhcts", q_k, k)
+    overlaps = jnp.broadcast_to(overlaps[:, :, None], (2, key_heads, value_heads // key_heads, *overlaps.shape[2:]))
+    overlaps = overlaps.reshape(2, *decay.shape) * decay[None]
+    overlaps_q, overlaps_k = overlaps[0], overlaps[1]
+    solved = solve_lower(overlaps_k, write)
+    w, u = solved @ (shared(k) * jnp.exp(total)), solved @ v
+    left = shared(k) * jnp.exp(last.transpose(1,0,2,3) - total)
+    lost = jnp.einsum("hctd,hcte->hcde", w, left).transpose(1,0,2,3)
+    gain = jnp.einsum("hctd,hcte->hcde", u, left).transpose(1,0,2,3)
     entering = [matrix]
-    for i in range(chunks - 1):
+    for i in range(chunks):
         entering.append(jnp.exp(last[i]) * entering[i] - entering[i] @ lost[i] + gain[i])
+    leaving = entering.pop()
 
-    # One product reads the entering states, and the state that leaves depends on it: the leaving state
-    # overwrites the donated buffer of the entering one, and the compiler does not see that they are the same
-    # memory.
-    read_t = jnp.stack(entering) @ jnp.concatenate([w_t, q_t], axis=-1)
-    written_t = u_t - read_t[..., :size]
-    out_t = read_t[..., size:] * jnp.exp(total) + written_t @ (k @ q_t * decay_t)
-    leaving = jnp.exp(last[-1]) * entering[-1] + written_t[-1] @ left[-1]
-    return out_t.transpose(0, 3, 1, 2).reshape(steps, heads, -1), leaving
+    inward = shared(q) * jnp.exp(total) - overlaps_q @ w
+    out = jnp.einsum("hctk,chvk->hctv", inward, jnp.stack(entering)) + overlaps_q @ u
+    # The leaving state overwrites the donated buffer of the entering one, and the compiler does not see that
+    # they are the same memory: by this zero the write waits for the last read.
+    leaving = leaving + out[:, -1, -1:, :1] * 0.0
+    return out.transpose(1, 2, 0, 3).reshape(steps, value_heads, -1), leaving
 
 
-def solve_upper(
-    m: Float[Array, "*batch size size"], write: Float[Array, "*batch 1 size"]
+def solve_lower(
+    overlaps: Float[Array, "*batch size size"], write: Float[Array, "*batch size 1"]
 ) -> Float[Array, "*batch size size"]:
-    """X with Xᵀ = (I + diag(write) L)^-1 diag(write), L the strict lower part of mᵀ: [earlier, later].
+    """(I - A)^-1 diag(write), A the strict lower part of -write * overlaps.
 
-    Doubling inside blocks of 16, substitution between blocks: doubling over all of a chunk of 64 loses every
-    digit in f32 on trained weights (slow decay, repeated keys). Blocks are masks on full products, not
-    slices, which would each cost a copy on the device. Round i of the substitution makes block column i
-    final.
+    Series inside blocks of 8 tokens, then over the blocks: one series over all of a chunk loses every digit
+    in f32 on trained weights (slow decay, repeated keys). Blocks are masks on full products, not slices,
+    which would each cost a copy on the device, and a power and its sum are one product.
     """
-    size = m.shape[-1]
-    block = np.arange(size) // SAFE
-    strict = np.triu(np.ones((size, size), np.float32), 1)
-    same = strict * (block[:, None] == block[None, :])
-    power = m * (-write * same[None, None])
-    inverse, reach = jnp.eye(size)[None, None] + power, 2
-    while reach < min(size, SAFE):
-        power = power @ power
-        inverse = inverse + power @ inverse
-        reach *= 2
-    diagonal = inverse * write.swapaxes(-1, -2)
+    size = overlaps.shape[-1]
+    token = np.arange(size)
+    strict = np.tril(np.ones((size, size), np.float32), -1)
+    inside = strict * (token[:, None] // SAFE == token[None, :] // SAFE)
+    zero, one = np.zeros((size, size), np.float32), np.eye(size, dtype=np.float32)
+    batch = (1,) * (overlaps.ndim - 2)
+    masks = np.stack([-inside, zero, inside - strict, zero]).reshape(4, *batch, size, size)
+    ones = np.stack([zero, one, zero, one]).reshape(4, *batch, size, size)
+    parts = (overlaps * write)[None] * masks + ones
+    inverse = series(parts[:2], min(SAFE, size))
     if size <= SAFE:
-        return diagonal
-    between = (m * (same - strict)[None, None]) @ diagonal
-    solved = diagonal
-    for _ in range(1, -(-size // SAFE)):
-        solved = diagonal + solved @ between
-    return solved
+        return inverse * write.swapaxes(-1, -2)
+    blocks = jnp.broadcast_to(inverse[None], (2, *inverse.shape)) @ parts[2:]
+    return series(blocks, -(-size // SAFE)) * write.swapaxes(-1, -2)
+
+
+def series(power_sum: Float[Array, "2 *batch size size"], terms: int) -> Float[Array, "*batch size size"]:
+    """(I + N + N^2 + .. N^(terms-1)) X of the pair (N, X): each product squares N and doubles the terms."""
+    keep = np.array([0.0, 1.0], np.float32).reshape(2, *(1,) * (power_sum.ndim - 1))
+    while terms > 2:
+        power_sum = keep * power_sum + jnp.einsum("...ij,x...jk->x...ik", power_sum[0], power_sum)
+        terms = -(-terms // 2)
+    return power_sum[1] + power_sum[0] @ power_sum[1]
 
 
 def softplus(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:

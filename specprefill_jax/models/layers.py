@@ -32,7 +32,7 @@ class Block:
         count: how many of them, as a scalar.
         slot: the cache slot of the first token, as a scalar.
         mask: added to attention logits: 0 where the query may look, `MASKED` elsewhere.
-        cos, sin: rotary phases at the tokens' positions.
+        cos, sin: rotary factors at the tokens' positions, for every dim of a head (see `rotary_phases`).
         rows: how many attention rows to return (R), for the last valid queries; 0 for none.
     """
 
@@ -40,8 +40,8 @@ class Block:
     count: Int[Array, ""]
     slot: Int[Array, ""]
     mask: Float[Array, "T C"]
-    cos: Float[Array, "T half"]
-    sin: Float[Array, "T half"]
+    cos: Float[Array, "T head_dim"]
+    sin: Float[Array, "T head_dim"]
     rows: int
 
 
@@ -61,42 +61,42 @@ def mlp(p: Mlp, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
 
 def rotary_phases(
     config: TextConfig, positions: Int[Array, " T"]
-) -> tuple[Float[Array, "T half"], Float[Array, "T half"]]:
-    """cos and sin of position * frequency, by the angle sum of a coarse and a fine table.
+) -> tuple[Float[Array, "T head_dim"], Float[Array, "T head_dim"]]:
+    """Factors of `rotate`: cos and sin of position * frequency, by the angle sum of a coarse and a fine table.
 
+    The tables cover a whole head: both halves of the pairs, the sine's sign of each, and 1 and 0 for the dims
+    that do not turn.
     Tables and not `cos(angle)`: Vulkan promises sine and cosine only to 2^-11, and only within [-pi, pi].
     The frequencies are rounded to f32 as transformers does; the tables are made in f64.
     """
     half = config.rotary_dim // 2
     frequency = (1.0 / config.rope_theta ** (np.arange(half, dtype=np.float32) / half)).astype(np.float32)
-    fine = np.arange(FINE, dtype=np.float64)[:, None] * frequency.astype(np.float64)
+    turning = np.concatenate([frequency, frequency, np.zeros(config.head_dim - 2 * half, np.float32)])
+    sign = np.where(np.arange(config.head_dim) < half, -1.0, 1.0)
+    fine = np.arange(FINE, dtype=np.float64)[:, None] * turning.astype(np.float64)
     coarse = fine * FINE
 
-    def gather(table: np.ndarray, index: Int[Array, " T"]) -> Float[Array, "T half"]:
+    def gather(table: np.ndarray, index: Int[Array, " T"]) -> Float[Array, "T head_dim"]:
         return jnp.asarray(table.astype(np.float32)).at[index].get(mode="promise_in_bounds")
 
     high, low = positions // FINE, positions % FINE
-    cos_high, sin_high = gather(np.cos(coarse), high), gather(np.sin(coarse), high)
-    cos_low, sin_low = gather(np.cos(fine), low), gather(np.sin(fine), low)
+    cos_high, sin_high = gather(np.cos(coarse), high), gather(np.sin(coarse) * sign, high)
+    cos_low, sin_low = gather(np.cos(fine), low), gather(np.sin(fine) * sign, low)
     return cos_high * cos_low - sin_high * sin_low, sin_high * cos_low + cos_high * sin_low
 
 
 def rotate(
-    x: Float[Array, "heads T head_dim"], cos: Float[Array, "T half"], sin: Float[Array, "T half"]
+    config: TextConfig, x: Float[Array, "heads T head_dim"], block: Block
 ) -> Float[Array, "heads T head_dim"]:
-    """Turns the first 2*half dims of each head (half-split pairs); the rest passes through.
+    """Turns the first `rotary_dim` dims of each head (half-split pairs); the rest passes through.
 
     The partner of each dim is gathered; slices and a concatenation would cost a copy each on the device.
     """
-    half, size = cos.shape[-1], x.shape[-1]
-    partner = np.arange(size)
+    half = config.rotary_dim // 2
+    partner = np.arange(config.head_dim)
     partner[: 2 * half] = (partner[: 2 * half] + half) % (2 * half)
-    sign = np.where(np.arange(size) < half, -1.0, 1.0).astype(np.float32)
-    turn, rest = 2 * half, size - 2 * half
-    cosine = jnp.pad(jnp.concatenate([cos, cos], axis=-1), ((0, 0), (0, rest)), constant_values=1.0)
-    sine = jnp.pad(jnp.concatenate([sin, sin], axis=-1), ((0, 0), (0, size - turn)))
     swapped = x.at[..., jnp.asarray(partner)].get(mode="promise_in_bounds")
-    return x * cosine[None] + swapped * (sine * sign[None])[None]
+    return x * block.cos[None] + swapped * block.sin[None]
 
 
 def causal_mask(slot: Int[Array, ""], block: int, capacity: int) -> Float[Array, "T C"]:
@@ -127,8 +127,8 @@ def attention(
     key = linear(x, p.k_proj).reshape(steps, kv_heads, head_dim)
     value = linear(x, p.v_proj).reshape(steps, kv_heads, head_dim)
 
-    query = rotate(heads_first(rms_norm(query, p.q_norm, config.rms_norm_eps)), block.cos, block.sin)
-    key = rotate(heads_first(rms_norm(key, p.k_norm, config.rms_norm_eps)), block.cos, block.sin)
+    query = rotate(config, heads_first(rms_norm(query, p.q_norm, config.rms_norm_eps)), block)
+    key = rotate(config, heads_first(rms_norm(key, p.k_norm, config.rms_norm_eps)), block)
     query = query * head_dim**-0.5
     state = AttentionState(
         k=write_slots(state.k, key, block.slot),
@@ -174,6 +174,8 @@ def gathered_heads_first(x: Float[Array, "T heads head_dim"]) -> Float[Array, "h
     A transpose would be fused into the projection, whose kernel gfx1103 then refuses.
     """
     steps, heads = x.shape[:2]
+    if steps == 1:
+        return heads_first(x)
     step, head = np.arange(steps)[None, :], np.arange(heads)[:, None]
     return x.at[jnp.asarray(step), jnp.asarray(head)].get(mode="promise_in_bounds")
 

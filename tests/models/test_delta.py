@@ -31,7 +31,8 @@ class Inputs:
     beta: Float[np.ndarray, "T Hv"]
 
     def arrays(self) -> tuple[Array, ...]:
-        parts = (self.matrix, self.query, self.key, self.value, self.g, self.beta)
+        heads = np.concatenate([self.query, self.key, self.value], axis=1)
+        parts = (self.matrix, heads.transpose(1, 0, 2), self.g, self.beta)
         return tuple(jnp.asarray(part, jnp.float32) for part in parts)
 
 
@@ -76,9 +77,7 @@ def test_one_step_by_hand() -> None:
     # Halved, rows (1, 2) and (3, 4) read 0.5 and 1.5 under the key; written is half of what lacks, (2, 1).
     out, matrix = delta.one_step(
         matrix=jnp.array([[[1.0, 2.0], [3.0, 4.0]]]),
-        query=jnp.array([[[1.0, 1.0]]]),
-        key=jnp.array([[[1.0, 0.0]]]),
-        value=jnp.array([[[4.5, 3.5]]]),
+        heads=jnp.array([[[1.0, 1.0]], [[1.0, 0.0]], [[4.5, 3.5]]]),  # query, key, value
         g=jnp.log(jnp.array([[0.5]])),
         beta=jnp.array([[0.5]]),
     )
@@ -89,15 +88,13 @@ def test_one_step_by_hand() -> None:
 def test_a_key_written_twice_within_a_chunk_is_corrected_not_added() -> None:
     # Token 1 stores 8 under the key in full. Token 2 wants 4 there, at strength one half: 8 + (4 - 8) / 2.
     out, matrix = delta.chunked(
-        matrix=jnp.zeros((1, 1, 2)),
-        query=jnp.ones((2, 1, 2)),
-        key=jnp.array([[[0.0, 1.0]], [[0.0, 1.0]]]),
-        value=jnp.array([[[8.0]], [[4.0]]]),
+        matrix=jnp.zeros((1, 2, 2)),
+        heads=jnp.array([[[1.0, 1.0]] * 2, [[0.0, 1.0]] * 2, [[8.0, 0.0], [4.0, 0.0]]]),
         g=jnp.zeros((2, 1)),
         beta=jnp.array([[1.0], [0.5]]),
     )
-    np.testing.assert_allclose(out, [[[8.0]], [[6.0]]], rtol=1e-6)
-    np.testing.assert_allclose(matrix, [[[0.0, 6.0]]], rtol=1e-6)
+    np.testing.assert_allclose(out, [[[8.0, 0.0]], [[6.0, 0.0]]], rtol=1e-6)
+    np.testing.assert_allclose(matrix, [[[0.0, 6.0], [0.0, 0.0]]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("steps", [2, 8, 16, 32, 48, 64, 128, 256])
@@ -107,11 +104,11 @@ def test_chunks_follow_the_definition(steps: int) -> None:
 
 def test_one_step_at_a_time_equals_chunks() -> None:
     inputs = random_inputs(128)
-    matrix, *tokens = inputs.arrays()
+    matrix, heads, g, beta = inputs.arrays()
     one_step = jax.jit(delta.one_step)
     outputs = []
     for t in range(128):
-        out, matrix = one_step(matrix, *(x[t : t + 1] for x in tokens))
+        out, matrix = one_step(matrix, heads[:, t : t + 1], g[t : t + 1], beta[t : t + 1])
         outputs.append(out)
     chunked_out, chunked_matrix = jax.jit(delta.chunked)(*inputs.arrays())
     np.testing.assert_allclose(jnp.concatenate(outputs), chunked_out, atol=1e-5)
@@ -122,8 +119,8 @@ def test_one_step_at_a_time_equals_chunks() -> None:
 def test_tokens_without_decay_and_write_leave_the_matrix_bit_for_bit(rule: Callable[..., Any]) -> None:
     steps = 1 if rule is delta.one_step else 128
     inputs = random_inputs(steps)
-    matrix, query, key, value, g, beta = inputs.arrays()
-    _, after = jax.jit(rule)(matrix, query, key, value, jnp.zeros_like(g), jnp.zeros_like(beta))
+    matrix, heads, g, beta = inputs.arrays()
+    _, after = jax.jit(rule)(matrix, heads, jnp.zeros_like(g), jnp.zeros_like(beta))
     np.testing.assert_array_equal(after, matrix)
 
 
