@@ -2,7 +2,6 @@
 
 import os
 
-import pytest
 from jaxtyping import install_import_hook
 
 # Read by JAX when it is first imported, so that tests which never touch JAX do not pay for importing it.
@@ -13,12 +12,3 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The types and array shapes in signatures are checked at every call of the package's functions. As for static
 # type checkers, an int is a float too.
 install_import_hook("specprefill_jax", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--parity",
-        choices=("cpu", "all"),
-        default="cpu",
-        help="builds that tests/aot/test_compiled_parity.py compares: the CPU's, or Vulkan's (slow) too",
-    )

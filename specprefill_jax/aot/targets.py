@@ -29,6 +29,9 @@ _CPU = (
     "--iree-dispatch-creation-fuse-multi-use=false",
 )
 _VULKAN = ("--iree-hal-target-device=vulkan",)
+# For a profile without subgroup operations IREE 3.13 spreads each operation of a kernel over the threads in
+# its own way and puts no barrier between: a reduction and what reads it must be kernels of their own.
+_PORTABLE = ("--iree-dispatch-creation-enable-aggressive-fusion=false",)
 _COMMON = ("--iree-opt-level=O2",)
 _PROVEN = Proof(kind="self-test", reason="")
 
@@ -90,7 +93,7 @@ def _targets() -> dict[str, Target]:
     return {
         "cpu": _cpu("cpu", "host", tuple(sorted(_HOST_FEATURES & _host_flags()))),
         "cpu-portable": _cpu("cpu-portable", "x86-64-v3", _V3_FEATURES),
-        "vulkan": _vulkan("vulkan", "vp_android_baseline_2022", "", ("f32",)),
+        "vulkan": _vulkan("vulkan", "vp_android_baseline_2022", "", ("f32",), flags=_PORTABLE),
         "llvmpipe": _vulkan("llvmpipe", "llvmpipe", "llvmpipe", ("f32", "f16")),
         "llvmpipe-f16": _vulkan("llvmpipe-f16", "llvmpipe", "llvmpipe", ("f16", "f32")),
         "radeon-780m": _vulkan(
@@ -111,9 +114,16 @@ def _cpu(name: str, cpu: str, features: tuple[str, ...]) -> Target:
     return Target(device, (*_CPU, f"--iree-llvmcpu-target-cpu={cpu}", *_COMMON), ("bf16", "f32"), tiled=True)
 
 
-def _vulkan(name: str, target: str, match: str, numerics: tuple[str, ...], proof: Proof = _PROVEN) -> Target:
+def _vulkan(
+    name: str,
+    target: str,
+    match: str,
+    numerics: tuple[str, ...],
+    proof: Proof = _PROVEN,
+    flags: tuple[str, ...] = (),
+) -> Target:
     device = DeviceTarget(name, "vulkan", target, (), match)
-    flags = (*_VULKAN, f"--iree-vulkan-target={target}", *_COMMON)
+    flags = (*_VULKAN, f"--iree-vulkan-target={target}", *_COMMON, *flags)
     return Target(device, flags, numerics, tiled=False, proof=proof)
 
 

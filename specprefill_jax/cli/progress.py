@@ -16,7 +16,13 @@ from rich.progress import (
 
 DELAY_S = 1.0
 
-NAMES = {"check": "Checking files (bytes)", "score": "Scoring", "prefill": "Prefill", "decode": "Answering"}
+NAMES = {
+    "check": "Checking files (bytes)",
+    "load": "Loading the models and testing them",
+    "score": "Scoring",
+    "prefill": "Prefill",
+    "decode": "Answering",
+}
 
 
 class Waiting:

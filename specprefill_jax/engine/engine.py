@@ -75,15 +75,15 @@ class Engine:
             artifact: A path or a name, or one that is open already. None: the embedded demo pair, which
                 must have been compiled for the device before.
             device: The device that the artifact must be for. None: whichever it was compiled for.
-            watch: Hears bytes checked, as phase "check".
+            watch: Hears bytes checked, as phase "check", and models loaded, as phase "load".
 
         Raises:
             FileMissing, ArtifactError, HashMismatch: it is not there, or incomplete, or was changed.
             DeviceError, WrongTarget: the device is unknown, or the artifact was made for another.
             Unproven, SelfTestFailed: nothing shows that it computes right here, or it does not.
         """
+        watcher = Watcher(watch)
         if not isinstance(artifact, Artifact):
-            watcher = Watcher(watch)
             directory = _find(artifact, device)
             artifact = open_artifact(directory, lambda done, total: watcher("check", done, total))
         manifest = artifact.manifest
@@ -93,8 +93,10 @@ class Engine:
         chat = Chat.load(
             artifact.path(manifest.tokenizer), artifact.path(manifest.chat_template), manifest.stop_ids
         )
-        draft, target = (Program.load(artifact, role, opened) for role in ("draft", "target"))
-        return cls(artifact, chat, draft, target)
+        watcher("load", 0, 2)
+        draft = Program.load(artifact, "draft", opened)
+        watcher("load", 1, 2)
+        return cls(artifact, chat, draft, Program.load(artifact, "target", opened))
 
     def generate(
         self,

@@ -114,84 +114,101 @@ def chunked(
 ) -> tuple[Float[Array, "T Hv dv"], Float[Array, "Hv dv dk"]]:
     """The same rule over chunks of 64 tokens; unrolled, since a loop would return to the host between chunks.
 
-    Within a chunk the writes solve (I - A) [W | U] = beta [k e^G | v]; across chunks the state moves by
-    S' = e^G S + (U - W S^T)^T K~ = e^G S - S (W^T K~) + U^T K~, so that one product per chunk is serial and
-    the rest is batched over chunks.
+    With G the sum of g up to a token and A the strict lower part of -beta_i e^(G_i - G_j) k_i.k_j, the writes
+    of a chunk solve (I - A) [W | U] = beta [e^G k | v]. Across chunks, with K~ = e^(G_last - G) k, the state
+    moves by S' = e^G_last S - S (W^T K~) + U^T K~, so that one product per chunk is serial and the rest is
+    batched over chunks. The outputs are (e^G q - B W) S^T + B U, B the lower part of e^(G_i - G_j) q_i.k_j.
     """
     steps, value_heads = g.shape
     size = min(CHUNK, steps)
-    chunks = steps // size
+    parted = heads.reshape(heads.shape[0], steps // size, size, heads.shape[2])
     key_heads = (heads.shape[0] - value_heads) // 2
-
-    def shared(x: Float[Array, "Hk chunks m n"]) -> Float[Array, "Hv chunks m n"]:
-        wide = jnp.broadcast_to(x[:, None], (key_heads, value_heads // key_heads, *x.shape[1:]))
-        return wide.reshape(value_heads, *x.shape[1:])
-
-    parted = heads.reshape(-1, chunks, size, heads.shape[-1])
     q_k = parted[: 2 * key_heads].reshape(2, key_heads, *parted.shape[1:])
-    q, k, v = q_k[0], q_k[1], parted[2 * key_heads :]
-    write = beta.reshape(chunks, size, value_heads).transpose(2, 0, 1)[..., None]
+    q, k = share(q_k[0], value_heads), share(q_k[1], value_heads)
+    v = parted[2 * key_heads :]
+
     lower = jnp.asarray(np.tril(np.ones((size, size), np.float32)))  # [later, earlier]
-    by_time = lower @ g.reshape(chunks, size, value_heads).transpose(1, 0, 2).reshape(size, -1)
-    by_time = by_time.reshape(size, chunks, value_heads)
-    total = by_time.transpose(2, 1, 0)[..., None]  # G: g summed up to each token
-    last = by_time[-1][..., None, None] # [chunks, Hv, 1, 1]
+    by_time = lower @ by_head(g, size).transpose(2, 1, 0).reshape(size, -1)  # G
+    by_time = by_time.reshape(size, steps // size, value_heads)
+    total = by_time.transpose(2, 1, 0)[..., None]  # [Hv, chunks, size, 1]
+    last = by_time[-1][:, :, None, None]  # [chunks, Hv, 1, 1]
     decay = lower[None, None] * jnp.exp(jnp.minimum(total - total.swapaxes(2, 3), 0.0))
 
-    overlaps = jnp.einsum("xhctd,hcsd->xhcts", q_k, k)
-    overlaps = jnp.broadcast_to(overlaps[:, :, None], (2, key_heads, value_heads // key_heads, *overlaps.shape[2:]))
-    overlaps = overlaps.reshape(2, *decay.shape) * decay[None]
-    overlaps_q, overlaps_k = overlaps[0], overlaps[1]
-    solved = solve_lower(overlaps_k, write)
-    w, u = solved @ (shared(k) * jnp.exp(total)), solved @ v
-    left = shared(k) * jnp.exp(last.transpose(1,0,2,3) - total)
-    lost = jnp.einsum("hctd,hcte->hcde", w, left).transpose(1,0,2,3)
-    gain = jnp.einsum("hctd,hcte->hcde", u, left).transpose(1,0,2,3)
-    entering = [matrix]
-    for i in range(chunks):
-        entering.append(jnp.exp(last[i]) * entering[i] - entering[i] @ lost[i] + gain[i])
-    leaving = entering.pop()
+    overlaps = jnp.einsum("xhctd,hcsd->xhcts", q_k, q_k[1])
+    overlaps = share(overlaps, value_heads) * decay[None]
+    solved = solve_lower(overlaps[1], by_head(beta, size)[..., None])
+    w, u = solved @ (k * jnp.exp(total)), solved @ v
+    left = k * jnp.exp(last.swapaxes(0, 1) - total)
+    lost = jnp.einsum("hctd,hcte->hcde", w, left).swapaxes(0, 1)
+    gain = jnp.einsum("hctd,hcte->hcde", u, left).swapaxes(0, 1)
+    states = [matrix]
+    for i in range(steps // size):
+        states.append(jnp.exp(last[i]) * states[i] - states[i] @ lost[i] + gain[i])
+    entering, leaving = jnp.stack(states[:-1]), states[-1]
 
-    inward = shared(q) * jnp.exp(total) - overlaps_q @ w
-    out = jnp.einsum("hctk,chvk->hctv", inward, jnp.stack(entering)) + overlaps_q @ u
-    # The leaving state overwrites the donated buffer of the entering one, and the compiler does not see that
-    # they are the same memory: by this zero the write waits for the last read.
+    inward = q * jnp.exp(total) - overlaps[0] @ w
+    out = jnp.einsum("hctk,chvk->hctv", inward, entering) + overlaps[0] @ u
+    # The leaving state overwrites the donated buffer of the first one, and the compiler does not see that
+    # both are the same memory: by this zero the write waits for the last read.
     leaving = leaving + out[:, -1, -1:, :1] * 0.0
     return out.transpose(1, 2, 0, 3).reshape(steps, value_heads, -1), leaving
+
+
+def by_head(x: Float[Array, "T Hv"], size: int) -> Float[Array, "Hv chunks size"]:
+    steps, heads = x.shape
+    return x.reshape(steps // size, size, heads).transpose(2, 0, 1)
+
+
+def share(x: Float[Array, "*batch Hk chunks m n"], value_heads: int) -> Float[Array, "*batch Hv chunks m n"]:
+    """Gives each value head what its key head has."""
+    *batch, key_heads, chunks, m, n = x.shape
+    wide = (*batch, key_heads, value_heads // key_heads, chunks, m, n)
+    return jnp.broadcast_to(jnp.expand_dims(x, -4), wide).reshape(*batch, value_heads, chunks, m, n)
 
 
 def solve_lower(
     overlaps: Float[Array, "*batch size size"], write: Float[Array, "*batch size 1"]
 ) -> Float[Array, "*batch size size"]:
-    """(I - A)^-1 diag(write), A the strict lower part of -write * overlaps.
+    """(I - A)^-1 diag(write), A the strict lower part of -write * overlaps: [later, earlier].
 
-    Series inside blocks of 8 tokens, then over the blocks: one series over all of a chunk loses every digit
-    in f32 on trained weights (slow decay, repeated keys). Blocks are masks on full products, not slices,
-    which would each cost a copy on the device, and a power and its sum are one product.
+    A series inside blocks of 8 tokens, then one over the blocks: a single one over all of a chunk loses every
+    digit in f32 on trained weights (slow decay, repeated keys). Blocks are masks on full products, not
+    slices, which would each cost a copy on the device.
     """
     size = overlaps.shape[-1]
-    token = np.arange(size)
+    block = np.arange(size) // SAFE
     strict = np.tril(np.ones((size, size), np.float32), -1)
-    inside = strict * (token[:, None] // SAFE == token[None, :] // SAFE)
+    inside = strict * (block[:, None] == block[None, :])
     zero, one = np.zeros((size, size), np.float32), np.eye(size, dtype=np.float32)
-    batch = (1,) * (overlaps.ndim - 2)
-    masks = np.stack([-inside, zero, inside - strict, zero]).reshape(4, *batch, size, size)
-    ones = np.stack([zero, one, zero, one]).reshape(4, *batch, size, size)
-    parts = (overlaps * write)[None] * masks + ones
-    inverse = series(parts[:2], min(SAFE, size))
-    if size <= SAFE:
-        return inverse * write.swapaxes(-1, -2)
-    blocks = jnp.broadcast_to(inverse[None], (2, *inverse.shape)) @ parts[2:]
-    return series(blocks, -(-size // SAFE)) * write.swapaxes(-1, -2)
+    factors = np.stack([-inside, zero, inside - strict, zero])
+    parts = (overlaps * write)[None] * spread(factors, overlaps.ndim)
+    parts = parts + spread(np.stack([zero, one, zero, one]), overlaps.ndim)  # A inside, I, A between, I
+
+    inverse = geometric(parts[:2], min(size, SAFE))
+    if size > SAFE:
+        twice = jnp.broadcast_to(inverse[None], (2, *inverse.shape))
+        inverse = geometric(twice @ parts[2:], -(-size // SAFE))
+    return inverse * write.swapaxes(-1, -2)
 
 
-def series(power_sum: Float[Array, "2 *batch size size"], terms: int) -> Float[Array, "*batch size size"]:
-    """(I + N + N^2 + .. N^(terms-1)) X of the pair (N, X): each product squares N and doubles the terms."""
-    keep = np.array([0.0, 1.0], np.float32).reshape(2, *(1,) * (power_sum.ndim - 1))
+def spread(x: Float[np.ndarray, "n size size"], rank: int) -> Float[np.ndarray, "n *ones size size"]:
+    """The same with axes of length 1, for arithmetic with n arrays of this rank."""
+    return x.reshape(x.shape[0], *(1,) * (rank - 2), *x.shape[1:])
+
+
+def geometric(
+    power_and_sum: Float[Array, "2 *batch size size"], terms: int
+) -> Float[Array, "*batch size size"]:
+    """(I + N + .. + N^(terms-1)) X of a pair (N, X), terms rounded up to a power of two.
+
+    One product squares N and doubles the terms: P [P | X] + [0 | X].
+    """
+    keep = spread(np.array([[[0.0]], [[1.0]]], np.float32), power_and_sum.ndim - 1)
     while terms > 2:
-        power_sum = keep * power_sum + jnp.einsum("...ij,x...jk->x...ik", power_sum[0], power_sum)
+        power = power_and_sum[0]
+        power_and_sum = keep * power_and_sum + jnp.einsum("...ij,x...jk->x...ik", power, power_and_sum)
         terms = -(-terms // 2)
-    return power_sum[1] + power_sum[0] @ power_sum[1]
+    return power_and_sum[1] + power_and_sum[0] @ power_and_sum[1]
 
 
 def softplus(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:

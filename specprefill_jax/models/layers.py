@@ -62,11 +62,11 @@ def mlp(p: Mlp, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
 def rotary_phases(
     config: TextConfig, positions: Int[Array, " T"]
 ) -> tuple[Float[Array, "T head_dim"], Float[Array, "T head_dim"]]:
-    """Factors of `rotate`: cos and sin of position * frequency, by the angle sum of a coarse and a fine table.
+    """Factors of `rotate`: cos and sin of position * frequency, by the angle sum of two tables.
 
-    The tables cover a whole head: both halves of the pairs, the sine's sign of each, and 1 and 0 for the dims
-    that do not turn.
-    Tables and not `cos(angle)`: Vulkan promises sine and cosine only to 2^-11, and only within [-pi, pi].
+    They cover a whole head: both halves of the pairs with the sine's sign of each, and 1 and 0 for the dims
+    that do not turn. Tables and not `cos(angle)`: Vulkan promises sine and cosine only to 2^-11, and only
+    within [-pi, pi].
     The frequencies are rounded to f32 as transformers does; the tables are made in f64.
     """
     half = config.rotary_dim // 2

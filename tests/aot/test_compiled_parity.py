@@ -32,23 +32,17 @@ from tests.models.reference import (
 # (bf16: 9e-2 measured, in logits after decode).
 BF16, F16 = 1.2e-1, 1e-2
 
-# Device, number format, bound. `--parity all` adds the Vulkan builds: minutes each on lavapipe.
-CPU = {
-    "cpu-f32": ("cpu", "f32", TOLERANCE),
-    "cpu-bf16": ("cpu", "bf16", BF16),
-    "cpu-portable-f32": ("cpu-portable", "f32", TOLERANCE),
-}
-VULKAN = {
-    "vulkan-f32": ("vulkan", "f32", TOLERANCE),
-    "llvmpipe-f32": ("llvmpipe", "f32", TOLERANCE),
-    "llvmpipe-f16": ("llvmpipe-f16", "f16", F16),
-}
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "numerics" in metafunc.fixturenames:
-        builds = CPU | (VULKAN if metafunc.config.getoption("--parity") == "all" else {})
-        metafunc.parametrize(("device", "numerics", "tolerance"), list(builds.values()), ids=list(builds))
+every_build = pytest.mark.parametrize(
+    ("device", "numerics", "tolerance"),
+    [
+        pytest.param("cpu", "f32", TOLERANCE),
+        pytest.param("cpu", "bf16", BF16),
+        pytest.param("cpu-portable", "f32", TOLERANCE),
+        pytest.param("vulkan", "f32", TOLERANCE, marks=(pytest.mark.vulkan, pytest.mark.slow)),
+        pytest.param("llvmpipe", "f32", TOLERANCE, marks=(pytest.mark.vulkan, pytest.mark.slow)),
+        pytest.param("llvmpipe-f16", "f16", F16, marks=(pytest.mark.vulkan, pytest.mark.slow)),
+    ],
+)
 
 
 Piece = tuple[int, int]  # block length, valid tokens in it
@@ -101,6 +95,7 @@ def without_rows(tensors: Tensors, ending: str) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(ending)}
 
 
+@every_build
 @pytest.mark.parametrize("name", DRAFT)
 def test_the_drafts_entries_compute_what_transformers_computes(
     name: str,
@@ -122,6 +117,7 @@ def test_the_drafts_entries_compute_what_transformers_computes(
     print(f"{device} {numerics}, {name}: {worst:.1e} of {tolerance:g}")
 
 
+@every_build
 def test_the_targets_entries_compute_what_transformers_computes(
     device: str,
     numerics: str,

@@ -1,4 +1,4 @@
-"""The demo pair, compiled for the CPU once for all tests."""
+"""The demo pair, compiled once for all tests."""
 
 import dataclasses
 from pathlib import Path
@@ -13,19 +13,27 @@ from specprefill_jax.engine import Engine
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact of the pair in f32, where two ways of computing the same agree closely.
+    """An artifact of the pair for the CPU, for the longest of the examples, with two block lengths."""
+    return build_demo(tmp_path_factory.mktemp("demo") / "cpu", "cpu", blocks=(128, 256), capacity=4608)
 
-    It has two block lengths, and one capacity, which is enough for the longest of the examples.
-    """
+
+def build_demo(directory: Path, device: str, *, blocks: tuple[int, ...], capacity: int) -> Path:
+    """An artifact of the pair in f32, where two ways of computing the same agree closely."""
     recipe = read_recipe(embedded("compile/demo.toml"))
     draft, target = (
-        dataclasses.replace(model, blocks=(128, 256), capacities=(4608,), numerics="f32")
+        dataclasses.replace(model, blocks=blocks, capacities=(capacity,), numerics="f32")
         for model in (recipe.draft, recipe.target)
     )
-    directory = tmp_path_factory.mktemp("demo") / "cpu"
-    return build_artifact(dataclasses.replace(recipe, draft=draft, target=target), "cpu", directory, print)
+    return build_artifact(dataclasses.replace(recipe, draft=draft, target=target), device, directory, print)
 
 
 @pytest.fixture(scope="session")
 def engine(demo: Path) -> Engine:
     return Engine.load(demo, "cpu")
+
+
+@pytest.fixture(scope="session")
+def vulkan_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """The pair on Vulkan, for the shortest of the examples."""
+    directory = tmp_path_factory.mktemp("demo") / "vulkan"
+    return Engine.load(build_demo(directory, "vulkan", blocks=(256,), capacity=1024), "vulkan")

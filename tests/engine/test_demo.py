@@ -54,6 +54,13 @@ def other_blocks(demo: Path, engine: Engine) -> Engine:
     return Engine(cut, engine.chat, draft, target)
 
 
+def test_loading_tells_how_far_it_has_come(demo: Path):
+    heard: list[tuple[str, int, int]] = []
+    Engine.load(demo, "cpu", watch=lambda *what: heard.append(what))
+    size = sum(path.stat().st_size for path in demo.iterdir() if path.name != "manifest.json")
+    assert heard[-3:] == [("check", size, size), ("load", 0, 2), ("load", 1, 2)]
+
+
 def test_a_fact_in_the_middle_of_a_long_document_is_found_sparsely(engine: Engine):
     result = engine.generate(MIDDLE["prompt"], Settings(max_tokens=8), raw=True)
     first, end = MIDDLE["fact_span"]
@@ -175,6 +182,21 @@ def test_every_short_length_can_be_scored_and_answered(engine: Engine):
         result = engine.generate(tokens[:size], dataclasses.replace(SPARSE, max_tokens=2))
         assert result.timings.status in ("active", "kept_all", "skipped_insufficient_budget")
         assert isinstance(result, Result)
+
+
+@pytest.mark.slow
+@pytest.mark.vulkan
+@pytest.mark.parametrize("example", EXAMPLES[:2], ids=of)
+def test_vulkan_keeps_the_same_tokens_and_gives_the_same_answer(
+    engine: Engine, vulkan_engine: Engine, example: dict[str, Any]
+):
+    tokens = tokens_of(engine, example)
+    here, there = engine.generate(tokens, SPARSE), vulkan_engine.generate(tokens, SPARSE)
+    common = np.intersect1d(here.kept, there.kept).size
+    assert common >= 0.98 * max(here.kept.size, there.kept.size)
+    assert there.timings.status == "active"
+    assert there.tokens == here.tokens
+    assert there.tokens[0] == example["answer_ids"][0]
 
 
 # --- as a command
