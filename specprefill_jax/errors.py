@@ -57,6 +57,10 @@ class DeviceError(SpecPrefillError):
     """A device name is unknown, or its driver is missing; the message lists the known names."""
 
 
+class DeviceFailed(SpecPrefillError):
+    """A device ran out of memory or was lost while it worked. The request is lost, the artifact is not."""
+
+
 class EmptyPrompt(SpecPrefillError):
     """The prompt has no tokens."""
 

@@ -19,6 +19,7 @@ from specprefill_jax.engine.values import Plan, Prompt, Result, Scored, Timings,
 from specprefill_jax.errors import (
     ArtifactError,
     BudgetTooSmall,
+    DeviceFailed,
     EmptyPrompt,
     FileMissing,
     NotFiniteOutput,
@@ -132,6 +133,7 @@ class Engine:
             SettingError: a knob does not fit this artifact.
             PromptTooLong: the tokens kept and `max_tokens` exceed the target's largest cache.
             NotFiniteOutput: the target computes no numbers.
+            DeviceFailed: the target's device ran out of memory, or was lost.
         """
         clock = Clock()
         with clock.phase("tokenize"):
@@ -260,7 +262,7 @@ class Engine:
             return _dense(tokens, Status.SKIPPED_INSUFFICIENT_BUDGET, str(error))
         except (ScoresUnusable, NotFiniteOutput) as error:
             return _dense(tokens, Status.FAILED_DENSE, str(error))
-        except (RuntimeError, MemoryError) as error:  # what IREE raises, out of memory included
+        except (DeviceFailed, MemoryError) as error:
             if request.watcher.cancelled_by(error):
                 raise
             logger.warning("the draft failed, so all tokens are read: %s", error)

@@ -13,15 +13,17 @@ from specprefill_jax.artifact.verify import Artifact
 from specprefill_jax.errors import ArtifactError, PromptTooLong
 from specprefill_jax.runtime.blocks import plan_blocks
 from specprefill_jax.runtime.device import Device
+from specprefill_jax.runtime.failure import failing_as
 from specprefill_jax.runtime.self_test import check_logits
 from specprefill_jax.runtime.state import Snapshot, State
 from specprefill_jax.runtime.target import check_proof, check_target
 from specprefill_jax.runtime.transfer import Input, as_int32, same_memory
 
 BeforeBlock = Callable[[int, int], None]
-"""Hears tokens done and tokens in all before each block. It may raise to cancel: the state then holds exactly
-the
-tokens done."""
+"""Hears tokens done and tokens in all before each block.
+
+It may raise to cancel: the state then holds exactly the tokens done.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,15 +76,16 @@ class Program:
         """Load one model of an artifact whose files have been checked, and prove it on this device.
 
         Args:
-            role: "draft" or "target". prove: False leaves out the refusal of `proof: none` and the self-test.
-            It is for the tests that are the
-                proof; the check of the target always runs.
+            role: "draft" or "target".
+            prove: False leaves out the refusal of `proof: none` and the self-test. It is for the tests that
+                are the proof; the check of the target always runs.
 
         Raises:
             WrongTarget: the artifact was compiled for another device.
             Unproven: its manifest says `proof: none`.
             ArtifactError: it has no such model, or module and manifest disagree.
             SelfTestFailed: it computes wrong results here.
+            DeviceFailed: the device ran out of memory, or was lost.
         """
         manifest = artifact.manifest
         check_target(manifest, device)
@@ -252,7 +255,8 @@ class Program:
         for view in views:
             arguments.push_ref(view.ref)
         outputs = iree.VmVariantList(4 + len(views))
-        self._context.invoke(self._functions[entry], arguments, outputs)
+        with failing_as(f"{entry} of {self.label}"):
+            self._context.invoke(self._functions[entry], arguments, outputs)
         results = [outputs.get_as_object(i, iree.HalBufferView) for i in range(len(outputs))]
         split = len(results) - len(views)
         if entry not in self._proven_in_place:
@@ -320,8 +324,9 @@ def _load_module(
         )
     except (RuntimeError, ValueError) as error:
         raise ArtifactError(
-            f"{label} cannot be loaded on {device.description}: {error}. A module runs with exactly the IREE "
-            "version that compiled it; compile the artifact again with this installation"
+            f"{label} cannot be loaded on {device.description}: {error}. Unless the device is out of memory "
+            "or lost, compile the artifact again with this installation: a module runs with exactly the IREE "
+            "version that compiled it"
         ) from error
     return context, module
 

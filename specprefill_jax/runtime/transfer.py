@@ -13,6 +13,8 @@ import iree.runtime as iree
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from specprefill_jax.runtime.failure import failing_as
+
 # IREE's enumerations mix with whole numbers only after this conversion.
 _DEFAULT_USAGE = int(iree.BufferUsage.DEFAULT)
 _MAPPING = int(iree.BufferUsage.MAPPING_SCOPED)
@@ -52,7 +54,10 @@ class Input:
 
 
 class Transfer:
-    """Reads, copies and zero-fills buffers of one device; returns when the device has finished."""
+    """Reads, copies and zero-fills buffers of one device; returns when the device has finished.
+
+    Every method raises DeviceFailed where the device does: out of memory, or lost.
+    """
 
     def __init__(self, device: iree.HalDevice) -> None:
         self._device = device
@@ -65,12 +70,14 @@ class Transfer:
         size = int(np.prod(shape)) * _ELEMENT_BYTES[dtype]
         return iree.HalBufferView(self.allocate_bytes(size), shape, ELEMENT_TYPES[dtype])
 
+    @failing_as("reserving memory")
     def allocate_bytes(self, size: int) -> iree.HalBuffer:
         """A buffer of `size` bytes in device memory. Its content is undefined."""
         return self._device.allocator.allocate_buffer(
             memory_type=_DEVICE_LOCAL, allowed_usage=_DEFAULT_USAGE, allocation_size=size
         )
 
+    @failing_as("reading a result")
     def read(self, view: iree.HalBufferView) -> Shaped[np.ndarray, "..."]:
         """The values of a device buffer as a new array; bf16, which NumPy lacks, is widened to float32."""
         buffer = view.get_buffer()
@@ -90,6 +97,7 @@ class Transfer:
         dtype: Any = np.dtype(iree.HalElementType.map_to_dtype(view.element_type))
         return mapped.asarray(shape, dtype).copy()
 
+    @failing_as("copying state")
     def copy(self, pairs: Iterable[tuple[iree.HalBuffer, iree.HalBuffer]]) -> None:
         """Copy each source buffer to the beginning of its target, on the device."""
         for source, target in pairs:
@@ -97,6 +105,7 @@ class Transfer:
             self._device.queue_copy(source, target, wait_semaphores=wait, signal_semaphores=signal)
         self._finish()
 
+    @failing_as("clearing state")
     def zero(self, buffers: Iterable[iree.HalBuffer]) -> None:
         """Fill each buffer with zeros, all in one submission."""
         commands = iree.HalCommandBuffer(self._device)

@@ -12,6 +12,7 @@ from specprefill_jax.engine import Engine, Result
 from specprefill_jax.errors import (
     ArtifactError,
     BudgetTooSmall,
+    DeviceFailed,
     EmptyPrompt,
     NotFiniteOutput,
     PromptTooLong,
@@ -150,7 +151,7 @@ def test_a_draft_without_numbers_leads_to_the_dense_answer():
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("RESOURCE_EXHAUSTED; out of memory"), MemoryError("no memory")]
+    "error", [DeviceFailed("RESOURCE_EXHAUSTED; out of memory"), MemoryError("no memory")]
 )
 def test_a_draft_that_fails_on_the_device_leads_to_the_dense_answer(
     error: Exception, caplog: pytest.LogCaptureFixture
@@ -231,8 +232,8 @@ def test_json_has_the_fields_of_the_guide_and_the_detail():
 # --- cancelling
 
 
-class Stop(RuntimeError):
-    """A listener's wish. A RuntimeError, so that it could be taken for a failure of the device."""
+class Stop(DeviceFailed):
+    """A listener's wish, which could be taken for a failure of the device."""
 
 
 def stop_at(number: int, heard: list[tuple[str, int, int]]):

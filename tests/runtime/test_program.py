@@ -11,7 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specprefill_jax.artifact.verify import Artifact, open_artifact
-from specprefill_jax.errors import ArtifactError, EmptyPrompt, PromptTooLong, SelfTestFailed, Unproven
+from specprefill_jax.errors import (
+    ArtifactError,
+    DeviceFailed,
+    EmptyPrompt,
+    PromptTooLong,
+    SelfTestFailed,
+    Unproven,
+)
 from specprefill_jax.runtime.device import Device
 from specprefill_jax.runtime.program import Program
 from tests.runtime import toy
@@ -302,3 +309,17 @@ def test_a_parameter_that_the_archive_lacks_is_named(artifact: Artifact, device:
     iree.runtime.save_archive_file({"model.other": toy.WEIGHT}, tmp_path / "model.irpa")
     with pytest.raises(ArtifactError, match=r"cannot be loaded .*model\.norm\.weight"):
         Program.load(Artifact(tmp_path, artifact.manifest), "target", device)
+
+
+class LostContext:
+    def invoke(self, *_: object) -> None:
+        raise RuntimeError("Error invoking function: RESOURCE_EXHAUSTED; \n[ 0] bytecode model@1:164")
+
+
+def test_a_call_that_fails_on_the_device_names_the_entry_and_what_may_help(
+    target: Program, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(target, "_context", LostContext())
+    expected = r"head of the target of artifact 'toy' failed on the device: .*EXHAUSTED\. If memory ran out"
+    with pytest.raises(DeviceFailed, match=expected):
+        target.head(np.zeros(target.model.hidden, np.float32))

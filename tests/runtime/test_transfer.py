@@ -6,6 +6,7 @@ import iree.runtime
 import numpy as np
 import pytest
 
+from specprefill_jax.errors import DeviceFailed
 from specprefill_jax.runtime.device import Device
 from specprefill_jax.runtime.transfer import ELEMENT_TYPES, Input
 
@@ -76,6 +77,11 @@ def test_zero_fills_all_buffers_and_copy_goes_one_way(device: Device):
     device.transfer.zero([one.get_buffer()])
     np.testing.assert_array_equal(device.transfer.read(one), np.zeros(6))
     np.testing.assert_array_equal(device.transfer.read(two), np.arange(6))
+
+
+def test_more_memory_than_there_is_fails_with_a_typed_error(device: Device):
+    with pytest.raises(DeviceFailed, match="reserving memory failed on the device"):
+        device.transfer.allocate_bytes(1 << 50)
 
 
 def test_stock_read_back_still_fails_on_vulkan_devices_that_share_host_memory(device: Device):
