@@ -4,12 +4,12 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+
+from specprefill_jax.report.terminal import phases_table
 
 
 def main() -> int:
@@ -33,7 +33,7 @@ def main() -> int:
     console.print(
         Text.assemble(("kept      ", "bold"), f"{detail['kept']} of {detail['prompt']} tokens ({share:.0%})")
     )
-    console.print(phase_table(detail["phases"]))
+    console.print(phases_table(detail["phases"]))
 
     right = arguments.expect in re.findall(r"\w+", answer)
     if not right:
@@ -41,16 +41,6 @@ def main() -> int:
     if status != "active":
         print(f"the prompt was not prefilled sparsely: status {status!r}", file=sys.stderr)
     return 0 if right and status == "active" else 1
-
-
-def phase_table(phases: Mapping[str, float]) -> Table:
-    """One row per phase, in milliseconds."""
-    table = Table()
-    table.add_column("phase")
-    table.add_column("ms", justify="right")
-    for phase, milliseconds in phases.items():
-        table.add_row(phase, f"{milliseconds:.1f}")
-    return table
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -197,6 +198,14 @@ def test_vulkan_keeps_the_same_tokens_and_gives_the_same_answer(
     assert there.timings.status == "active"
     assert there.tokens == here.tokens
     assert there.tokens[0] == example["answer_ids"][0]
+
+
+def test_the_example_of_the_readme_answers(demo: Path, capsys: pytest.CaptureFixture[str]):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert code.count('"artifacts/') == 2
+    code = code.replace('"artifacts/demo-cpu"', repr(str(demo))).replace('"artifacts/', f'"{ROOT}/artifacts/')
+    exec(compile(code, "README.md", "exec"), {})
+    assert re.search(r"^ Golaga.* active \d+ 2042$", capsys.readouterr().out, re.DOTALL)
 
 
 # --- as a command
