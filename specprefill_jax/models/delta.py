@@ -167,8 +167,8 @@ def share(x: Float[Array, "*batch Hk chunks m n"], value_heads: int) -> Float[Ar
 
 
 def solve_lower(
-    overlaps: Float[Array, "*batch size size"], write: Float[Array, "*batch size 1"]
-) -> Float[Array, "*batch size size"]:
+    overlaps: Float[Array, "Hv chunks size size"], write: Float[Array, "Hv chunks size 1"]
+) -> Float[Array, "Hv chunks size size"]:
     """(I - A)^-1 diag(write), A the strict lower part of -write * overlaps: [later, earlier].
 
     A series inside blocks of 8 tokens, then one over the blocks: a single one over all of a chunk loses every
@@ -180,33 +180,28 @@ def solve_lower(
     strict = np.tril(np.ones((size, size), np.float32), -1)
     inside = strict * (block[:, None] == block[None, :])
     zero, one = np.zeros((size, size), np.float32), np.eye(size, dtype=np.float32)
-    factors = np.stack([-inside, zero, inside - strict, zero])
-    parts = (overlaps * write)[None] * spread(factors, overlaps.ndim)
-    parts = parts + spread(np.stack([zero, one, zero, one]), overlaps.ndim)  # A inside, I, A between, I
+    masks = np.stack([-inside, zero, inside - strict, zero])[:, None, None]
+    ones = np.stack([zero, one, zero, one])[:, None, None]
+    parts = (overlaps * write)[None] * masks + ones  # A inside of blocks, I, A between blocks, I
 
     inverse = geometric(parts[:2], min(size, SAFE))
     if size > SAFE:
         twice = jnp.broadcast_to(inverse[None], (2, *inverse.shape))
         inverse = geometric(twice @ parts[2:], -(-size // SAFE))
-    return inverse * write.swapaxes(-1, -2)
-
-
-def spread(x: Float[np.ndarray, "n size size"], rank: int) -> Float[np.ndarray, "n *ones size size"]:
-    """The same with axes of length 1, for arithmetic with n arrays of this rank."""
-    return x.reshape(x.shape[0], *(1,) * (rank - 2), *x.shape[1:])
+    return inverse * write.swapaxes(2, 3)
 
 
 def geometric(
-    power_and_sum: Float[Array, "2 *batch size size"], terms: int
-) -> Float[Array, "*batch size size"]:
+    power_and_sum: Float[Array, "2 Hv chunks size size"], terms: int
+) -> Float[Array, "Hv chunks size size"]:
     """(I + N + .. + N^(terms-1)) X of a pair (N, X), terms rounded up to a power of two.
 
     One product squares N and doubles the terms: P [P | X] + [0 | X].
     """
-    keep = spread(np.array([[[0.0]], [[1.0]]], np.float32), power_and_sum.ndim - 1)
+    keep = np.array([0.0, 1.0], np.float32)[:, None, None, None, None]
     while terms > 2:
-        power = power_and_sum[0]
-        power_and_sum = keep * power_and_sum + jnp.einsum("...ij,x...jk->x...ik", power, power_and_sum)
+        grown = jnp.einsum("hcij,xhcjk->xhcik", power_and_sum[0], power_and_sum)
+        power_and_sum = grown + power_and_sum * keep
         terms = -(-terms // 2)
     return power_and_sum[1] + power_and_sum[0] @ power_and_sum[1]
 
