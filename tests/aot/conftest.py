@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -11,26 +10,18 @@ import pytest
 
 from specprefill_jax.aot.build import build_artifact
 from specprefill_jax.aot.recipe import ModelRecipe, Recipe
-from specprefill_jax.artifact.verify import open_artifact
-from specprefill_jax.runtime.program import Program
-from specprefill_jax.runtime.target import open_device_for
+from tests.aot.child import Child
 from tests.models.reference import DEMO, ROWS, Pair, random_pair
 
-ROLES = {"draft": "twice the value heads", "target": "equal heads"}
+# Head sizes 32/32 as the demo pair's, and 64/128 with twice as many value heads as key heads.
+ROLES = {"draft": "equal heads", "target": "wide heads"}
 # A long block has four chunks of the delta rule. The draft's capacities hold one of each length from
-# slot 0, and a long block after a short one. Not every tiny shape compiles: with blocks [16, 192] and
-# capacity 256 IREE 3.13 refuses the draft for llvmpipe ("failed to legalize operation 'memref.alloc'").
+# slot 0, and a long block after a short one; the target's hold two long blocks. Not every tiny shape
+# compiles: with blocks [16, 192] and capacity 256 IREE 3.13 refuses a draft for llvmpipe ("failed to
+# legalize operation 'memref.alloc'").
 SHORT, LONG = 16, 256
-BLOCKS = {"draft": (SHORT, LONG), "target": (SHORT,)}
-CAPACITIES = {"draft": (LONG, LONG + SHORT), "target": (LONG,)}
-
-
-@dataclass(frozen=True)
-class Built:
-    """An artifact's models on their device."""
-
-    draft: Program
-    target: Program
+BLOCKS = {"draft": (SHORT, LONG), "target": (LONG,)}
+CAPACITIES = {"draft": (LONG, LONG + SHORT), "target": (2 * LONG,)}
 
 
 @pytest.fixture(autouse=True)
@@ -64,14 +55,12 @@ def recipe_of(pairs: Callable[[str], Pair], numerics: str) -> Recipe:
 @pytest.fixture(scope="session")
 def built(
     pairs: Callable[[str], Pair], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str, str], Built]:
-    """Builds for a device and number format, proves both models there and keeps them."""
+) -> Callable[[str, str], Child]:
+    """Builds for a device and number format once, and gives the process that runs what was built."""
 
     @cache
-    def build(device: str, numerics: str) -> Built:
+    def build(device: str, numerics: str) -> Child:
         out = tmp_path_factory.mktemp("tiny") / device
-        artifact = open_artifact(build_artifact(recipe_of(pairs, numerics), device, out, print))
-        opened = open_device_for(artifact.manifest, device)
-        return Built(*(Program.load(artifact, role, opened) for role in ("draft", "target")))
+        return Child(build_artifact(recipe_of(pairs, numerics), device, out, print), device)
 
     return build

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from specprefill_jax.runtime.program import Program
-from tests.aot.conftest import CAPACITIES, LONG, SHORT, Built
+from tests.aot.child import Child, Piece
+from tests.aot.conftest import CAPACITIES, LONG, SHORT
 from tests.models.reference import (
     CAPACITY,
     ROWS,
@@ -27,10 +27,10 @@ from tests.models.reference import (
     used_slots,
 )
 
-# Largest difference from transformers in f32, as a part of the largest value. Matrices and the inputs
-# of their products are rounded to 8 bits (bf16) or 11 bits (f16): 4e-3 or 5e-4 each; four layers add up
-# (bf16: 9e-2 measured, in logits after decode).
-BF16, F16 = 1.2e-1, 1e-2
+# Largest difference from transformers in f32, as a part of the largest value. Matrices and the inputs of
+# their products are rounded to 8 bits (bf16) or 11 bits (f16): 4e-3 or 5e-4 each. Four layers of random
+# weights make more of it, most in the attention rows (bf16: 1.7e-1 measured, in a row of decode).
+BF16, F16 = 2e-1, 2.5e-2
 
 every_build = pytest.mark.parametrize(
     ("device", "numerics", "tolerance"),
@@ -45,43 +45,43 @@ every_build = pytest.mark.parametrize(
 )
 
 
-Piece = tuple[int, int]  # block length, valid tokens in it
+Cut = list[tuple[int, int]]  # block length, valid tokens in it
 
 # Prompts with gaps; the last block holds at least `ROWS` tokens.
 ONE_LONG = Case("", "", spans((0, 4), (32, 96), (320, 384), (640, 741), (930, 931)), LONG, decoded=2)
 SHORT_THEN_LONG = Case("", "", spans((0, 12), (40, 190), (700, 750)), LONG, decoded=2)
 SHORT_ONES = Case("", "", spans((0, 20), (50, 67)), LONG, decoded=2)
+LONG_ONES = Case("", "", spans((0, 100), (300, 370), (700, 770)), LONG, decoded=2)
 
-# Name -> prompt, capacity, pieces.
-DRAFT: dict[str, tuple[Case, int, list[Piece]]] = {
+# Name -> prompt, capacity, blocks.
+DRAFT: dict[str, tuple[Case, int, Cut]] = {
     "one long block": (ONE_LONG, CAPACITIES["draft"][0], [(LONG, 234)]),
     "a long block from a state": (SHORT_THEN_LONG, CAPACITIES["draft"][1], [(SHORT, 16), (LONG, 196)]),
     "short blocks, small cache": (SHORT_ONES, CAPACITIES["draft"][0], [(SHORT, 16), (SHORT, 14), (SHORT, 7)]),
     "short blocks, large cache": (SHORT_ONES, CAPACITIES["draft"][1], [(SHORT, 5), (SHORT, 16), (SHORT, 16)]),
 }
-TARGET_PIECES: list[Piece] = [(SHORT, 16), (SHORT, 14), (SHORT, 7)]
+TARGET: tuple[Case, int, Cut] = (LONG_ONES, CAPACITIES["target"][0], [(LONG, 100), (LONG, 140)])
 
 
-def call(program: Program, case: Case, capacity: int, pieces: list[Piece], entry: str) -> Tensors:
-    """What the entry, the head and the decode entry of a capacity make of a prompt cut in pieces."""
-    read = program.device.transfer.read
-    state = program.state_of_capacity(capacity)
+def call(child: Child, role: str, case: Case, capacity: int, cut: Cut, entry: str) -> Tensors:
+    """What the entry, the head and the decode entry of a capacity make of a prompt cut in blocks."""
     tokens, positions = case.tokens[: case.length], np.asarray(case.positions, np.int32)
-    assert sum(count for _, count in pieces) == case.length
-    results = []
-    for length, count in pieces:
-        part = slice(state.length, state.length + count)
-        results = program._prefill(entry, state, tokens[part], positions[part], length)
-    tensors: Tensors = {"logits": program.head(read(results[0])), **used_slots(state.read(), case.length)}
-    if entry == "prefill_rows":
-        tensors["rows"] = fitted(read(results[1]), case.length)
-    for i in range(case.decoded):
-        slot = case.length + i
-        decoded = program.decode(state, int(case.tokens[slot]), case.positions[-1] + 1 + i)
+    ends = np.cumsum([count for _, count in cut])
+    assert ends[-1] == case.length
+    pieces = [
+        Piece(tokens[end - count : end], positions[end - count : end], length)
+        for (length, count), end in zip(cut, ends, strict=True)
+    ]
+    then = [(int(case.tokens[case.length + i]), case.positions[-1] + 1 + i) for i in range(case.decoded)]
+    called = child.call(role, entry, capacity, pieces, then)
+    tensors: Tensors = {"logits": called.logits, **used_slots(called.state, case.length)}
+    if called.rows is not None:
+        tensors["rows"] = fitted(called.rows, case.length)
+    for i, decoded in enumerate(called.decoded):
         tensors[f"decode.{i}.logits"] = decoded.logits
         if decoded.rows is not None:
-            tensors[f"decode.{i}.rows"] = fitted(decoded.rows, slot + 1)
-    after = used_slots(state.read(), case.length + case.decoded)
+            tensors[f"decode.{i}.rows"] = fitted(decoded.rows, case.length + i + 1)
+    after = used_slots(called.decoded_state, case.length + case.decoded)
     return tensors | {f"decoded.{name}": tensor for name, tensor in after.items()}
 
 
@@ -102,16 +102,16 @@ def test_the_drafts_entries_compute_what_transformers_computes(
     device: str,
     numerics: str,
     tolerance: float,
-    built: Callable[[str, str], Built],
+    built: Callable[[str, str], Child],
     pairs: Callable[[str], Pair],
 ) -> None:
-    case, capacity, pieces = DRAFT[name]
-    assert pieces[-1][1] >= ROWS
+    case, capacity, cut = DRAFT[name]
+    assert cut[-1][1] >= ROWS
     wanted = expected(pairs("draft").reference, case)
-    program = built(device, numerics).draft
-    with_rows = call(program, case, capacity, pieces, "prefill_rows")
+    child = built(device, numerics)
+    with_rows = call(child, "draft", case, capacity, cut, "prefill_rows")
     worst = compare(wanted, with_rows, tolerance)
-    bare = call(program, case, capacity, pieces, "prefill")
+    bare = call(child, "draft", case, capacity, cut, "prefill")
     wanted.pop("rows")
     worst = max(worst, compare(wanted, bare, tolerance))
     print(f"{device} {numerics}, {name}: {worst:.1e} of {tolerance:g}")
@@ -122,20 +122,22 @@ def test_the_targets_entries_compute_what_transformers_computes(
     device: str,
     numerics: str,
     tolerance: float,
-    built: Callable[[str, str], Built],
+    built: Callable[[str, str], Child],
     pairs: Callable[[str], Pair],
 ) -> None:
-    wanted = without_rows(expected(pairs("target").reference, SHORT_ONES), "rows")
-    program = built(device, numerics).target
-    got = call(program, SHORT_ONES, CAPACITIES["target"][0], TARGET_PIECES, "prefill")
+    case, capacity, cut = TARGET
+    wanted = without_rows(expected(pairs("target").reference, case), "rows")
+    got = call(built(device, numerics), "target", case, capacity, cut, "prefill")
     print(f"{device} {numerics}, target: {compare(wanted, got, tolerance):.1e} of {tolerance:g}")
 
 
-def test_the_cases_call_every_entry_of_the_draft(built: Callable[[str, str], Built]) -> None:
-    program = built("cpu", "f32").draft
-    called = {f"decode_C{capacity}" for _, capacity, _ in DRAFT.values()} | {"head"}
-    for _, capacity, pieces in DRAFT.values():
-        called |= {
-            f"{kind}_T{length}_C{capacity}" for kind in ("prefill", "prefill_rows") for length, _ in pieces
-        }
-    assert called == program._functions.keys()
+def test_the_cases_call_every_entry(built: Callable[[str, str], Child]) -> None:
+    child = built("cpu", "f32")
+    for role, cases, kinds in (
+        ("draft", [*DRAFT.values()], ("prefill", "prefill_rows")),
+        ("target", [TARGET], ("prefill",)),
+    ):
+        called = {f"decode_C{capacity}" for _, capacity, _ in cases} | {"head"}
+        for _, capacity, cut in cases:
+            called |= {f"{kind}_T{length}_C{capacity}" for kind in kinds for length, _ in cut}
+        assert called == child.entries(role)

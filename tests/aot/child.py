@@ -1,0 +1,91 @@
+"""Calls of an artifact's entries in a process of its own.
+
+A driver that loses its device, or crashes, then fails the tests of one build, and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from specprefill_jax.artifact.verify import open_artifact
+from specprefill_jax.runtime.program import Decoded, Program
+from specprefill_jax.runtime.target import open_device_for
+
+State = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens that one call reads, in a block of `length`."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    length: int
+
+
+@dataclass(frozen=True)
+class Called:
+    """What came of a prompt's pieces, and of the tokens decoded after them."""
+
+    logits: np.ndarray
+    rows: np.ndarray | None
+    state: State
+    decoded: list[Decoded]
+    decoded_state: State
+
+
+class Child:
+    """One artifact on its device, in a process that starts with the first call."""
+
+    def __init__(self, directory: Path, device: str) -> None:
+        self._where = (directory, device)
+        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+    def call(
+        self, role: str, entry: str, capacity: int, pieces: Sequence[Piece], then: Sequence[tuple[int, int]]
+    ) -> Called:
+        """The pieces through a prefill entry from an empty state, then (token, position)s through decode."""
+        return self._pool.submit(_call, *self._where, role, entry, capacity, pieces, then).result()
+
+    def entries(self, role: str) -> frozenset[str]:
+        """The names of the module's functions."""
+        return self._pool.submit(_entries, *self._where, role).result()
+
+
+@cache
+def _program(directory: Path, device: str, role: str) -> Program:
+    artifact = open_artifact(directory)
+    return Program.load(artifact, role, open_device_for(artifact.manifest, device))
+
+
+def _entries(directory: Path, device: str, role: str) -> frozenset[str]:
+    return frozenset(_program(directory, device, role)._functions)
+
+
+def _call(
+    directory: Path,
+    device: str,
+    role: str,
+    entry: str,
+    capacity: int,
+    pieces: Sequence[Piece],
+    then: Sequence[tuple[int, int]],
+) -> Called:
+    program = _program(directory, device, role)
+    read = program.device.transfer.read
+    state = program.state_of_capacity(capacity)
+    results = []
+    for piece in pieces:
+        results = program._prefill(entry, state, piece.tokens, piece.positions, piece.length)
+    logits = program.head(read(results[0]))
+    rows = read(results[1]) if entry == "prefill_rows" else None
+    before = state.read()
+    decoded = [program.decode(state, token, position) for token, position in then]
+    return Called(logits, rows, before, decoded, state.read())
