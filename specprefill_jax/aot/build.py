@@ -25,6 +25,7 @@ from specprefill_jax.errors import FileMissing, RecipeError
 from specprefill_jax.models import qwen35
 from specprefill_jax.models.checkpoint import load_parameters
 from specprefill_jax.models.config import TextConfig, read_config
+from specprefill_jax.models.layers import POSITIONS
 from specprefill_jax.models.parameters import Block
 
 TOOLS = ("jax", "jaxlib", "iree-base-compiler", "iree-base-runtime", "numpy", "ml_dtypes")
@@ -112,6 +113,7 @@ def _build_model(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
+        positions=POSITIONS,
         attention_layers=len(config.attention_layers),
         query_heads=config.num_attention_heads,
         rows=model.rows,

@@ -9,10 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from specprefill_jax.errors import FileMissing, RecipeError
-from specprefill_jax.models.delta import CHUNK, SAFE
+from specprefill_jax.models.delta import CHUNK
 
 NUMERICS = ("f32", "bf16", "f16")
 _TOP = {"name", "minimum_tokens", "tokenizer", "chat_template", "draft", "target"}
+LEAST = 16  # shorter blocks are not tested on every device
+MINIMUM_TOKENS = 8192  # prompts below this are not worth the draft, as the guide has it
 _MODEL = {"checkpoint", "blocks", "capacities", "rows", "numerics"}
 
 
@@ -61,6 +63,7 @@ def read_recipe(path: Path) -> Recipe:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}") from error
+    fields = {"minimum_tokens": MINIMUM_TOKENS, **fields}
     _only(fields, _TOP, _TOP, str(path))
     base = path.parent
     return Recipe(
@@ -85,11 +88,11 @@ def _model(recipe: Mapping[str, object], role: str, base: Path, where: str) -> M
         raise RecipeError(f"{where}: numerics {numerics!r} is none of {', '.join(NUMERICS)}")
     blocks = _sizes(fields, "blocks", where)
     for length in blocks:
-        step = CHUNK if length > CHUNK else SAFE
+        step = CHUNK if length > CHUNK else LEAST
         if length % step:
             raise RecipeError(
                 f"{where}: block length {length} is not a multiple of {step}; the delta rule works in chunks "
-                f"of {CHUNK} (blocks up to {CHUNK}: multiples of {SAFE})"
+                f"of {CHUNK} (blocks up to {CHUNK}: multiples of {LEAST})"
             )
     capacities = _sizes(fields, "capacities", where)
     if capacities[0] < blocks[0]:

@@ -64,7 +64,8 @@ class SelfTest:
 class Model:
     """How to call one compiled model.
 
-    `rows` (R) counts the query rows that `prefill_rows` returns; 0 means that the model returns no rows.
+    Tokens can stand at positions 0..`positions`-1. `rows` (R) counts the query rows that `prefill_rows`
+    returns; 0 means that the model returns no rows.
     An entry `prefill_T{T}_C{C}` exists for every block length T and capacity C with T <= C.
     """
 
@@ -74,6 +75,7 @@ class Model:
     layers: int
     hidden: int
     vocabulary: int
+    positions: int
     attention_layers: int
     query_heads: int
     rows: int
@@ -250,7 +252,7 @@ def _check_model(model: Model, where: str, manifest: Manifest) -> None:
     _require(
         model.numerics in NUMERICS, f"{where}.numerics {model.numerics!r} is none of {', '.join(NUMERICS)}"
     )
-    for field in ("layers", "hidden", "vocabulary", "query_heads"):
+    for field in ("layers", "hidden", "vocabulary", "positions", "query_heads"):
         _require(getattr(model, field) >= 1, f"{where}.{field} must be at least 1")
     _require(0 <= model.attention_layers <= model.layers, f"{where}.attention_layers is not within 0..layers")
     for field in ("blocks", "capacities"):

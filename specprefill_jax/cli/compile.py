@@ -62,7 +62,7 @@ def build(recipe: Path, device: str, out: Path, say: Callable[[str], None]) -> N
     Raises:
         CompilerMissing: only serving is installed.
         DeviceError: the device is unknown.
-        SettingError: `out` is there and is no artifact.
+        SettingError: `out` is there and is no artifact, or cannot be written.
         RecipeError, ConfigError, CheckpointError: the recipe, or what it names, cannot be compiled.
         CompileError: the compiler refuses a program for this device.
     """
@@ -75,11 +75,17 @@ def build(recipe: Path, device: str, out: Path, say: Callable[[str], None]) -> N
     from specprefill_jax.aot.recipe import read_recipe
 
     plan = read_recipe(recipe)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-        made = Path(scratch) / "artifact"
-        build_artifact(plan, device, made, say)
-        _put(made, out, Path(scratch) / "replaced")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+            made = Path(scratch) / "artifact"
+            build_artifact(plan, device, made, say)
+            _put(made, out, Path(scratch) / "replaced")
+    except OSError as error:
+        raise SettingError(
+            f"the artifact cannot be written to {out}: {error.strerror or error}. Name another place: --out, "
+            "or XDG_CACHE_HOME for the demo pair"
+        ) from error
 
 
 def _put(made: Path, out: Path, replaced: Path) -> None:

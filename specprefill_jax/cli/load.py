@@ -5,14 +5,14 @@ from specprefill_jax.artifact.manifest import MANIFEST_NAME
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.engine import Engine
 from specprefill_jax.errors import DeviceError
-from specprefill_jax.runtime.device import KNOWN_DEVICES
+from specprefill_jax.runtime.device import KNOWN_DEVICES, cpu_flags, open_device
 
 
 def load_engine(artifact: str | None, device: str | None, waiting: Waiting) -> Engine:
     """The engine of an artifact, or of the demo pair on a device (cpu unless named).
 
     Raises:
-        DeviceError: the device is unknown.
+        DeviceError: the device is unknown, or not here.
         CompilerMissing: the demo pair is not compiled for it yet, and there is no compiler here.
         and all that `Engine.load` raises.
     """
@@ -21,8 +21,9 @@ def load_engine(artifact: str | None, device: str | None, waiting: Waiting) -> E
     device = device or "cpu"
     if device not in KNOWN_DEVICES:
         raise DeviceError(f"unknown device {device!r}; the known ones are {', '.join(KNOWN_DEVICES)}")
-    directory = demo_artifact(device)
+    directory = demo_artifact(device, cpu_flags())
     if not (directory / MANIFEST_NAME).is_file():
+        open_device(device)  # compiling takes longer than finding out that the device is not here
         # Here and not above: serving needs no compiler.
         from specprefill_jax.cli.compile import compile_demo
 

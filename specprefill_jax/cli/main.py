@@ -10,13 +10,14 @@ from specprefill_jax import __version__
 from specprefill_jax.cli import compile, devices, run, score
 from specprefill_jax.errors import (
     CompileError,
+    DeviceFailed,
     NotFiniteOutput,
     ScoresUnusable,
     SelfTestFailed,
     SpecPrefillError,
 )
 
-FAILED_WHILE_RUNNING = (CompileError, NotFiniteOutput, ScoresUnusable, SelfTestFailed)
+FAILED_WHILE_RUNNING = (CompileError, DeviceFailed, NotFiniteOutput, ScoresUnusable, SelfTestFailed)
 """Errors that no change of the command line would have prevented; they exit with 1, all others with 2."""
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C: 128 + SIGINT

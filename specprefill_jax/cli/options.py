@@ -36,7 +36,11 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="no chat template: the text as it is")
     parser.add_argument("--prefix", default="", metavar="TEXT", help="begin the answer with TEXT")
     parser.add_argument("--artifact", metavar="NAME", help="a compiled artifact (default: the demo pair)")
-    parser.add_argument("--device", metavar="NAME", help="one of `specprefill devices` (default: cpu)")
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="see `specprefill devices` (default: the artifact's; cpu for the demo)",
+    )
     parser.add_argument("--settings", type=Path, metavar="FILE", help="settings from a TOML file")
 
 

@@ -19,6 +19,7 @@ from specprefill_jax.engine.values import Plan, Prompt, Result, Scored, Timings,
 from specprefill_jax.errors import (
     ArtifactError,
     BudgetTooSmall,
+    DeviceError,
     DeviceFailed,
     EmptyPrompt,
     FileMissing,
@@ -27,6 +28,7 @@ from specprefill_jax.errors import (
     ScoresUnusable,
 )
 from specprefill_jax.policy import Status, decide
+from specprefill_jax.runtime.device import KNOWN_DEVICES, cpu_flags
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.state import State
 from specprefill_jax.runtime.target import check_proof, check_target, open_device_for
@@ -82,6 +84,8 @@ class Engine:
             FileMissing, ArtifactError, HashMismatch: it is not there, or incomplete, or was changed.
             DeviceError, WrongTarget: the device is unknown, or the artifact was made for another.
             Unproven, SelfTestFailed: nothing shows that it computes right here, or it does not.
+            TemplateError: its chat template is invalid. SettingError: SPECPREFILL_THREADS is no number.
+            DeviceFailed: the device ran out of memory, or was lost.
         """
         watcher = Watcher(watch)
         if not isinstance(artifact, Artifact):
@@ -131,13 +135,16 @@ class Engine:
         Raises:
             EmptyPrompt, TemplateError: there is nothing to read, or the template refuses the messages.
             SettingError: a knob does not fit this artifact.
-            PromptTooLong: the tokens kept and `max_tokens` exceed the target's largest cache.
+            PromptTooLong: the tokens kept and `max_tokens` exceed the target's largest cache, or the prompt
+                and `max_tokens` its positions.
             NotFiniteOutput: the target computes no numbers.
             DeviceFailed: the target's device ran out of memory, or was lost.
+            ValueError: as `encode`.
         """
         clock = Clock()
         with clock.phase("tokenize"):
             tokens = self.encode(prompt, raw=raw, prefix=prefix)
+        self._check_positions(tokens.size, settings)
         request = _Request(tokens, settings, clock, Watcher(watch))
         plan = self._plan(request)
         state, logits = self._read(request, plan)
@@ -164,6 +171,7 @@ class Engine:
             EmptyPrompt, TemplateError, SettingError: as `stream`.
             ScoresUnusable, NotFiniteOutput: the draft's scores rank nothing; an answer would be dense.
             BudgetTooSmall: nothing beside the forced tokens could be kept; an answer would be dense.
+            DeviceFailed: the draft's device ran out of memory, or was lost; an answer would be dense.
         """
         clock = Clock()
         with clock.phase("tokenize"):
@@ -191,7 +199,7 @@ class Engine:
         Raises:
             EmptyPrompt: it has no tokens, or is a message of nothing but space.
             TemplateError: the template refuses it.
-            ValueError: `raw` or `prefix` is given with what it cannot act on.
+            ValueError: `raw` or `prefix` is given with what it cannot act on, or numbers are no token ids.
         """
         if isinstance(prompt, str):
             if not prompt.strip() and not (raw and prompt):
@@ -206,7 +214,15 @@ class Engine:
             return self.chat.encode(self._templated(list(prompt), prefix))  # type: ignore[arg-type]
         if prefix:
             raise ValueError("prefix is for a text or messages; put its tokens at the end of the prompt's")
-        return np.asarray(prompt, dtype=np.int32)
+        tokens = np.asarray(prompt)
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise ValueError(
+                f"tokens are whole numbers in one row, not {tokens.dtype} of shape {tokens.shape}"
+            )
+        vocabulary = min(self.draft.model.vocabulary, self.target.model.vocabulary)
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            raise ValueError(f"a token id is outside 0..{vocabulary - 1}, the models' vocabulary")
+        return tokens.astype(np.int32)
 
     def answer_from(
         self,
@@ -297,6 +313,15 @@ class Engine:
         with request.clock.phase("first_token"):
             return state, self.target.head(hidden)
 
+    def _check_positions(self, prompt: int, settings: Settings) -> None:
+        """Every token has its own position, whatever is kept."""
+        limit = self.target.model.positions
+        if prompt + settings.max_tokens > limit:
+            raise PromptTooLong(
+                f"{prompt} prompt tokens and max_tokens={settings.max_tokens} need as many positions, but "
+                f"{self.target.label} has {limit}: shorten the prompt, or lower max_tokens (--max-tokens)"
+            )
+
     def _check_room(self, prompt: int, plan: Plan, settings: Settings) -> None:
         largest, kept = self.target.largest_capacity, plan.kept.size
         if kept + settings.max_tokens <= largest:
@@ -380,11 +405,14 @@ class _Request:
 def _find(artifact: str | Path | None, device: str | None) -> Path:
     if artifact is not None:
         return find_artifact(str(artifact)) if isinstance(artifact, str) else artifact
-    directory = demo_artifact(device or "cpu")
+    device = device or "cpu"
+    if device not in KNOWN_DEVICES:
+        raise DeviceError(f"unknown device {device!r}; the known ones are {', '.join(KNOWN_DEVICES)}")
+    directory = demo_artifact(device, cpu_flags())
     if not (directory / MANIFEST_NAME).is_file():
         raise FileMissing(
-            f"the embedded demo pair is not compiled for {device or 'cpu'}; `specprefill run` does that on "
-            "first use. Or name an artifact"
+            f"the embedded demo pair is not compiled for {device}; `specprefill run --device {device}` does "
+            "that on first use. Or name an artifact"
         )
     return directory
 

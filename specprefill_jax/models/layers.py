@@ -19,8 +19,9 @@ from specprefill_jax.models.parameters import Attention, AttentionState, Mlp
 
 # Added to masked logits. Finite, so that a row whose every slot is masked (padding) stays finite too.
 MASKED = -1e30
-# Rotary phases are composed from two tables of this many rows: positions up to FINE * FINE.
+# Rotary phases are composed from two tables of this many rows.
 FINE = 512
+POSITIONS = FINE * FINE  # a position from there on would read past them
 
 
 @dataclass(frozen=True)

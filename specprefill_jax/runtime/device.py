@@ -80,9 +80,8 @@ def open_device(name: str, *, threads: int | None = None) -> Device:
     """Open a known device by name.
 
     Args:
-        threads: CPU worker threads of the `local-task` driver. None: the SPECPREFILL_THREADS variable, else
-        one
-            for each physical core.
+        threads: CPU worker threads of the `local-task` driver. None: the SPECPREFILL_THREADS variable,
+            else one for each physical core.
 
     Raises:
         DeviceError: the name is unknown, its driver is missing, or no device of that name is present.
@@ -194,7 +193,13 @@ def _open_local_task(threads: int) -> iree.HalDevice:
 
 @functools.cache
 def _open_vulkan(device_id: int) -> iree.HalDevice:
-    return iree.get_driver("vulkan").create_device(device_id, None)
+    try:
+        return iree.get_driver("vulkan").create_device(device_id, None)
+    except (RuntimeError, ValueError) as error:
+        raise DeviceError(
+            f"the Vulkan driver lists a device that it cannot open: {error}. It needs Vulkan 1.3 with "
+            "timeline semaphores; update the driver"
+        ) from error
 
 
 def _vulkan_devices() -> list[tuple[int, str]]:

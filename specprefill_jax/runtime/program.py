@@ -282,8 +282,10 @@ class Program:
         if tokens.min() < 0 or tokens.max() >= self.model.vocabulary:
             last = self.model.vocabulary - 1
             raise ValueError(f"a token id is outside 0..{last}, the vocabulary of {self.label}")
-        if positions.min() < 0 or positions.max() >= 2**31:
-            raise ValueError("a position is negative, or does not fit 32 bits")
+        if positions.min() < 0 or positions.max() >= self.model.positions:
+            raise ValueError(
+                f"a position is outside 0..{self.model.positions - 1}, the range of {self.label}"
+            )
         if (np.diff(positions) <= 0).any():
             raise ValueError("positions must rise from token to token")
 

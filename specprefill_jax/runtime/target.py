@@ -53,7 +53,7 @@ def check_target(manifest: Manifest, device: Device) -> None:
     if missing:
         raise WrongTarget(
             f"artifact {manifest.name!r} is compiled for {_wanted(target)} and needs CPU features that "
-            f"{device.description} lacks: {', '.join(missing)}. " + _remedy(f"{device.name} on this machine")
+            f"{device.description} lacks: {', '.join(missing)}. " + _remedy(f"{device.name}, on this machine")
         )
 
 
@@ -77,6 +77,6 @@ def _wanted(target: DeviceTarget) -> str:
 
 def _remedy(device: str) -> str:
     return (
-        f"Compile it for what is here: `specprefill compile RECIPE` with a recipe for {device}; "
+        f"Compile it for what is here: `specprefill compile RECIPE --device NAME`, NAME being {device}; "
         "`specprefill devices` lists the devices of this machine"
     )

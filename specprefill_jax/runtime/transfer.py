@@ -36,6 +36,7 @@ _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4}
 class Input:
     """A device buffer that the host writes directly, reused from call to call: no copy, no wait."""
 
+    @failing_as("reserving memory")
     def __init__(self, device: iree.HalDevice, shape: tuple[int, ...], dtype: str) -> None:
         kind = np.float32 if dtype == "f32" else np.int32
         self._dtype = np.dtype(kind)

@@ -42,6 +42,7 @@ def make_manifest(directory: Path) -> Manifest:
         layers=4,
         hidden=96,
         vocabulary=1664,
+        positions=2**18,
         attention_layers=1,
         query_heads=4,
         rows=0,

@@ -55,6 +55,13 @@ def test_a_build_that_fails_leaves_nothing_behind(built: list[tuple[str, str]], 
     assert list(Path("artifacts").iterdir()) == []
 
 
+def test_a_place_that_cannot_be_written_is_named(built: list[tuple[str, str]], specprefill: Run):
+    Path("taken").write_text("a file")
+    ran = specprefill("compile", "pair.toml", "--out", "taken/pair")
+    assert ran.status == 2
+    assert "the artifact cannot be written to taken/pair: " in ran.err
+
+
 def test_a_build_that_fails_leaves_the_artifact_of_before(built: list[tuple[str, str]], specprefill: Run):
     specprefill("compile", "pair.toml", "--out", "here")
     assert specprefill("compile", "broken.toml", "--out", "here").status == 1
@@ -95,7 +102,7 @@ def serving_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_compiler_it_says_which_extra_to_install(
     specprefill: Run, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ):
-    monkeypatch.setattr("specprefill_jax.cli.load.demo_artifact", lambda device: Path("nowhere"))
+    monkeypatch.setattr("specprefill_jax.cli.load.demo_artifact", lambda *_: Path("nowhere"))
     monkeypatch.setattr("specprefill_jax.cli.compile.embedded", Path)
     ran = specprefill(*command)
     assert ran.status == 2
@@ -125,11 +132,21 @@ def test_the_demo_pair_is_compiled_on_first_use_only(
     built: list[tuple[str, str]], engines: list[tuple[object, object]], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("specprefill_jax.cli.compile.embedded", lambda name: Path("pair.toml"))
-    monkeypatch.setattr(load, "demo_artifact", lambda device: Path("cache") / device)
+    monkeypatch.setattr(load, "demo_artifact", lambda device, _: Path("cache") / device)
+    monkeypatch.setattr(load, "open_device", lambda device: None)
     for device in ("vulkan", "vulkan", None):
         load.load_engine(None, device, Waiting())
     assert built == [("whole", "vulkan"), ("whole", "cpu")]
     assert engines == [(Path("cache/vulkan"), "vulkan")] * 2 + [(Path("cache/cpu"), "cpu")]
+
+
+def test_nothing_is_compiled_for_a_device_that_is_not_here(
+    built: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(load, "demo_artifact", lambda device, _: Path("cache") / device)
+    with pytest.raises(DeviceError):
+        load.load_engine(None, "radeon-780m", Waiting())
+    assert built == []
 
 
 def test_a_named_artifact_is_loaded_for_its_own_device(engines: list[tuple[object, object]]):
@@ -144,5 +161,5 @@ def test_an_unknown_device_is_refused_before_anything_is_compiled(built: list[tu
 
 
 def test_without_compiler_the_engine_itself_says_that_the_pair_is_not_compiled():
-    with pytest.raises(FileMissing, match="not compiled for vulkan; `specprefill run`"):
+    with pytest.raises(FileMissing, match="not compiled for vulkan; `specprefill run --device vulkan`"):
         Engine.load(None, "vulkan")

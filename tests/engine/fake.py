@@ -72,6 +72,7 @@ class FakeProgram(Program):
             layers=4,
             hidden=1,
             vocabulary=VOCABULARY,
+            positions=2**18,
             attention_layers=LAYERS,
             query_heads=HEADS,
             rows=1 if attend else 0,

@@ -384,6 +384,10 @@ def test_what_cannot_act_on_a_prompt_is_refused():
         engine.encode([{"role": "user", "content": "x"}], raw=True)
     with pytest.raises(ValueError, match="prefix"):
         engine.encode([5, 6], prefix="x")
+    with pytest.raises(ValueError, match="whole numbers in one row, not bool"):
+        engine.encode([True, False])
+    with pytest.raises(ValueError, match="a token id is outside 0"):
+        engine.encode([5, 10**6])
     with pytest.raises(TemplateError, match="unexpected message role"):
         engine.encode([{"role": "judge", "content": "x"}])
 
@@ -410,6 +414,13 @@ def test_a_prompt_and_answer_beyond_the_cache_are_refused_with_the_limit_and_the
 def test_a_prompt_beyond_the_targets_cache_is_answered_when_what_is_kept_fits():
     result = make(target_capacity=80).engine.generate(TOKENS, ONE_CHUNK)
     assert (result.timings.status, result.timings.kept) == ("active", 68)
+
+
+def test_a_prompt_beyond_the_last_position_is_refused_whatever_is_kept():
+    fake = make()
+    settings = Settings(mode="sparse", max_tokens=3, max_keep=64)
+    with pytest.raises(PromptTooLong, match=r"262142 prompt tokens and max_tokens=3 .* has 262144"):
+        fake.engine.generate(np.ones(2**18 - 2, np.int32), settings)
 
 
 def test_a_prompt_that_could_not_be_made_sparse_says_so_when_it_does_not_fit():

@@ -175,7 +175,8 @@ def test_a_block_whose_padding_leaves_the_cache_is_refused_before_it_runs(target
     [
         ([1, 50], [0, 1], r"token id is outside 0\.\.49"),
         ([-1], [0], r"token id is outside 0\.\.49"),
-        ([1], [-1], "position is negative"),
+        ([1], [-1], r"position is outside 0\.\.262143"),
+        ([1], [2**18], r"position is outside 0\.\.262143"),
         ([1, 2], [4, 4], "must rise"),
         ([1, 2], [4, 3], "must rise"),
     ],

@@ -112,6 +112,7 @@ def model(role: str) -> Model:
         layers=2,
         hidden=4,
         vocabulary=VOCABULARY,
+        positions=2**18,
         attention_layers=1,
         query_heads=2,
         rows=ROWS if role == "draft" else 0,
