@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by scripts/demo and scripts/test, from the repository's root: `make_environment EXTRA` gives .venv with
+# Sourced by the scripts here, from the repository's root: `make_environment EXTRA` gives .venv with
 # the package installed in place and that extra, and puts it first in PATH.
 
 say() { printf '\n== %s\n' "$*" >&2; }
@@ -55,4 +55,35 @@ make_environment() { # EXTRA
         echo "$wanted" >"$stamp"
     fi
     export PATH="$PWD/.venv/bin:$PATH"
+}
+
+lavapipe_driver() {
+    local folder
+    for folder in /etc/vulkan/icd.d /usr/local/share/vulkan/icd.d /usr/share/vulkan/icd.d; do
+        compgen -G "$folder/lvp_icd*.json" && return
+    done
+    return 1
+}
+
+vulkan_loader() { python -c 'import ctypes; ctypes.CDLL("libvulkan.so.1")' 2>/dev/null; }
+
+# Makes lavapipe the only Vulkan device that programs started from here see; installs it where that is possible.
+use_lavapipe() {
+    if ! { vulkan_loader && lavapipe_driver >/dev/null; } && can_install_debian; then
+        say "Installing Vulkan (Debian packages mesa-vulkan-drivers, libvulkan1)"
+        debian_install mesa-vulkan-drivers libvulkan1
+    fi
+    vulkan_loader || fail "no Vulkan loader (libvulkan.so.1), which ${0##*/} needs for lavapipe and never goes without.
+Install it (Debian: apt-get install libvulkan1), or run this as root."
+    lavapipe_driver >/dev/null || fail "no lavapipe driver (lvp_icd*.json), which ${0##*/} needs and never goes without.
+Install it (Debian: apt-get install mesa-vulkan-drivers), or run this as root."
+    # A GPU of this machine must not answer in its place.
+    VK_DRIVER_FILES=$(lavapipe_driver | head -n 1)
+    export VK_DRIVER_FILES
+    export VK_ICD_FILENAMES=$VK_DRIVER_FILES # the name that loaders before 1.3.207 read
+    say "Vulkan: lavapipe of Mesa $(mesa_version), $VK_DRIVER_FILES"
+}
+
+mesa_version() {
+    dpkg-query --show --showformat='${Version}' mesa-vulkan-drivers 2>/dev/null || echo "(version unknown)"
 }

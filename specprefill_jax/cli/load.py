@@ -4,8 +4,7 @@ from specprefill_jax.artifact.locate import demo_artifact
 from specprefill_jax.artifact.manifest import MANIFEST_NAME
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.engine import Engine
-from specprefill_jax.errors import DeviceError
-from specprefill_jax.runtime.device import KNOWN_DEVICES, cpu_flags, open_device
+from specprefill_jax.runtime.device import check_present, cpu_flags
 
 
 def load_engine(artifact: str | None, device: str | None, waiting: Waiting) -> Engine:
@@ -19,11 +18,9 @@ def load_engine(artifact: str | None, device: str | None, waiting: Waiting) -> E
     if artifact is not None:
         return Engine.load(artifact, device, watch=waiting)
     device = device or "cpu"
-    if device not in KNOWN_DEVICES:
-        raise DeviceError(f"unknown device {device!r}; the known ones are {', '.join(KNOWN_DEVICES)}")
+    check_present(device)  # compiling takes longer than finding out that the device is not here
     directory = demo_artifact(device, cpu_flags())
     if not (directory / MANIFEST_NAME).is_file():
-        open_device(device)  # compiling takes longer than finding out that the device is not here
         # Here and not above: serving needs no compiler.
         from specprefill_jax.cli.compile import compile_demo
 

@@ -103,11 +103,30 @@ def open_matching(name: str, driver: str, match: str, *, threads: int | None = N
     if driver == "local-task":
         hal = _open_local_task(_thread_count(threads))
         return Device(name, driver, cpu_name(), cpu_flags(), hal, Transfer(hal))
+    device_id, description = _find_vulkan(name, match)
+    hal = _open_vulkan(device_id)
+    return Device(name, driver, description, cpu_flags(), hal, Transfer(hal))
+
+
+def check_present(name: str) -> None:
+    """Look for a known device without opening it.
+
+    Raises:
+        DeviceError: the name is unknown, its driver is missing, or no device of that name is present.
+    """
+    known = KNOWN_DEVICES.get(name)
+    if known is None:
+        raise DeviceError(f"unknown device {name!r}; the known ones are {', '.join(KNOWN_DEVICES)}")
+    if known.driver == "vulkan":
+        _find_vulkan(name, known.match)
+
+
+def _find_vulkan(name: str, match: str) -> tuple[int, str]:
+    """IREE's number and name of the first Vulkan device that matches."""
     present = _vulkan_devices()
     for device_id, description in present:
         if re.search(match, description, re.IGNORECASE):
-            hal = _open_vulkan(device_id)
-            return Device(name, driver, description, cpu_flags(), hal, Transfer(hal))
+            return device_id, description
     found = ", ".join(description for _, description in present)
     raise DeviceError(
         f"no device {name!r} on this machine: no Vulkan device has a name with {match!r}; found {found}. "

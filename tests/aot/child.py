@@ -48,6 +48,12 @@ class Child:
         self._where = (directory, device)
         self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
     def call(
         self, role: str, entry: str, capacity: int, pieces: Sequence[Piece], then: Sequence[tuple[int, int]]
     ) -> Called:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specprefill_jax.aot.build import build_artifact
 from specprefill_jax.aot.recipe import ModelRecipe, Recipe
-from tests.aot.child import Child
 from tests.models.reference import DEMO, ROWS, Pair, random_pair
 
 # Head sizes 32/32 as the demo pair's, and 64/128 with twice as many value heads as key heads.
@@ -50,17 +48,3 @@ def recipe_of(pairs: Callable[[str], Pair], numerics: str) -> Recipe:
         target=model("target"),
         source={"name": "tiny"},
     )
-
-
-@pytest.fixture(scope="session")
-def built(
-    pairs: Callable[[str], Pair], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str, str], Child]:
-    """Builds for a device and number format once, and gives the process that runs what was built."""
-
-    @cache
-    def build(device: str, numerics: str) -> Child:
-        out = tmp_path_factory.mktemp("tiny") / device
-        return Child(build_artifact(recipe_of(pairs, numerics), device, out, print), device)
-
-    return build

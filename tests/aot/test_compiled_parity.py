@@ -7,13 +7,15 @@ state other than zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
+from specprefill_jax.aot.build import build_artifact
 from tests.aot.child import Child, Piece
-from tests.aot.conftest import CAPACITIES, LONG, SHORT
+from tests.aot.conftest import CAPACITIES, LONG, SHORT, recipe_of
 from tests.models.reference import (
     CAPACITY,
     ROWS,
@@ -30,19 +32,42 @@ from tests.models.reference import (
 # Largest difference from transformers in f32, as a part of the largest value. Matrices and the inputs of
 # their products are rounded to 8 bits (bf16) or 11 bits (f16): 4e-3 or 5e-4 each. Four layers of random
 # weights make more of it, most in the attention rows (bf16: 1.7e-1 measured, in a row of decode).
-BF16, F16 = 2e-1, 2.5e-2
+TOLERANCES = {"f32": TOLERANCE, "bf16": 2e-1, "f16": 2.5e-2}
 
-every_build = pytest.mark.parametrize(
-    ("device", "numerics", "tolerance"),
-    [
-        pytest.param("cpu", "f32", TOLERANCE),
-        pytest.param("cpu", "bf16", BF16),
-        pytest.param("cpu-portable", "f32", TOLERANCE),
-        pytest.param("vulkan", "f32", TOLERANCE, marks=(pytest.mark.vulkan, pytest.mark.slow)),
-        pytest.param("llvmpipe", "f32", TOLERANCE, marks=(pytest.mark.vulkan, pytest.mark.slow)),
-        pytest.param("llvmpipe-f16", "f16", F16, marks=(pytest.mark.vulkan, pytest.mark.slow)),
+
+@dataclass(frozen=True)
+class Built:
+    """The tiny pair built for a device in a number format, in the process that runs it."""
+
+    device: str
+    numerics: str
+    tolerance: float
+    child: Child
+
+
+LAVAPIPE = (pytest.mark.vulkan, pytest.mark.slow)
+
+
+@pytest.fixture(
+    scope="module",
+    ids="-".join,
+    params=[
+        ("cpu", "f32"),
+        ("cpu", "bf16"),
+        ("cpu-portable", "f32"),
+        pytest.param(("vulkan", "f32"), marks=LAVAPIPE),
+        pytest.param(("llvmpipe", "f32"), marks=LAVAPIPE),
+        pytest.param(("llvmpipe-f16", "f16"), marks=LAVAPIPE),
     ],
 )
+def built(
+    request: pytest.FixtureRequest, pairs: Callable[[str], Pair], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Built]:
+    """One build at a time: an open device of lavapipe keeps two threads busy, whether it works or not."""
+    device, numerics = request.param
+    out = tmp_path_factory.mktemp("tiny") / device
+    with Child(build_artifact(recipe_of(pairs, numerics), device, out, print), device) as child:
+        yield Built(device, numerics, TOLERANCES[numerics], child)
 
 
 Cut = list[tuple[int, int]]  # block length, valid tokens in it
@@ -95,44 +120,32 @@ def without_rows(tensors: Tensors, ending: str) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(ending)}
 
 
-@every_build
 @pytest.mark.parametrize("name", DRAFT)
 def test_the_drafts_entries_compute_what_transformers_computes(
-    name: str,
-    device: str,
-    numerics: str,
-    tolerance: float,
-    built: Callable[[str, str], Child],
-    pairs: Callable[[str], Pair],
+    name: str, built: Built, pairs: Callable[[str], Pair]
 ) -> None:
     case, capacity, cut = DRAFT[name]
     assert cut[-1][1] >= ROWS
     wanted = expected(pairs("draft").reference, case)
-    child = built(device, numerics)
-    with_rows = call(child, "draft", case, capacity, cut, "prefill_rows")
-    worst = compare(wanted, with_rows, tolerance)
-    bare = call(child, "draft", case, capacity, cut, "prefill")
+    with_rows = call(built.child, "draft", case, capacity, cut, "prefill_rows")
+    worst = compare(wanted, with_rows, built.tolerance)
+    bare = call(built.child, "draft", case, capacity, cut, "prefill")
     wanted.pop("rows")
-    worst = max(worst, compare(wanted, bare, tolerance))
-    print(f"{device} {numerics}, {name}: {worst:.1e} of {tolerance:g}")
+    worst = max(worst, compare(wanted, bare, built.tolerance))
+    print(f"{built.device} {built.numerics}, {name}: {worst:.1e} of {built.tolerance:g}")
 
 
-@every_build
 def test_the_targets_entries_compute_what_transformers_computes(
-    device: str,
-    numerics: str,
-    tolerance: float,
-    built: Callable[[str, str], Child],
-    pairs: Callable[[str], Pair],
+    built: Built, pairs: Callable[[str], Pair]
 ) -> None:
     case, capacity, cut = TARGET
     wanted = without_rows(expected(pairs("target").reference, case), "rows")
-    got = call(built(device, numerics), "target", case, capacity, cut, "prefill")
-    print(f"{device} {numerics}, target: {compare(wanted, got, tolerance):.1e} of {tolerance:g}")
+    got = call(built.child, "target", case, capacity, cut, "prefill")
+    worst = compare(wanted, got, built.tolerance)
+    print(f"{built.device} {built.numerics}, target: {worst:.1e} of {built.tolerance:g}")
 
 
-def test_the_cases_call_every_entry(built: Callable[[str, str], Child]) -> None:
-    child = built("cpu", "f32")
+def test_the_cases_call_every_entry(built: Built) -> None:
     for role, cases, kinds in (
         ("draft", [*DRAFT.values()], ("prefill", "prefill_rows")),
         ("target", [TARGET], ("prefill",)),
@@ -140,4 +153,4 @@ def test_the_cases_call_every_entry(built: Callable[[str, str], Child]) -> None:
         called = {f"decode_C{capacity}" for _, capacity, _ in cases} | {"head"}
         for _, capacity, cut in cases:
             called |= {f"{kind}_T{length}_C{capacity}" for kind in kinds for length, _ in cut}
-        assert called == child.entries(role)
+        assert called == built.child.entries(role)

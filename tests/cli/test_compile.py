@@ -133,7 +133,7 @@ def test_the_demo_pair_is_compiled_on_first_use_only(
 ):
     monkeypatch.setattr("specprefill_jax.cli.compile.embedded", lambda name: Path("pair.toml"))
     monkeypatch.setattr(load, "demo_artifact", lambda device, _: Path("cache") / device)
-    monkeypatch.setattr(load, "open_device", lambda device: None)
+    monkeypatch.setattr(load, "check_present", lambda device: None)
     for device in ("vulkan", "vulkan", None):
         load.load_engine(None, device, Waiting())
     assert built == [("whole", "vulkan"), ("whole", "cpu")]
