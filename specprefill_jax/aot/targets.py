@@ -93,7 +93,7 @@ def _targets() -> dict[str, Target]:
     return {
         "cpu": _cpu("cpu", "host", tuple(sorted(_HOST_FEATURES & _host_flags()))),
         "cpu-portable": _cpu("cpu-portable", "x86-64-v3", _V3_FEATURES),
-        "vulkan": _vulkan("vulkan", "vp_android_baseline_2022", "", ("f32",), flags=_PORTABLE),
+        "vulkan": _vulkan("vulkan", "vp_android_baseline_2022", "", ("f32",), extra=_PORTABLE),
         "llvmpipe": _vulkan("llvmpipe", "llvmpipe", "llvmpipe", ("f32", "f16")),
         "llvmpipe-f16": _vulkan("llvmpipe-f16", "llvmpipe", "llvmpipe", ("f16", "f32")),
         "radeon-780m": _vulkan(
@@ -120,10 +120,10 @@ def _vulkan(
     match: str,
     numerics: tuple[str, ...],
     proof: Proof = _PROVEN,
-    flags: tuple[str, ...] = (),
+    extra: tuple[str, ...] = (),
 ) -> Target:
     device = DeviceTarget(name, "vulkan", target, (), match)
-    flags = (*_VULKAN, f"--iree-vulkan-target={target}", *_COMMON, *flags)
+    flags = (*_VULKAN, f"--iree-vulkan-target={target}", *_COMMON, *extra)
     return Target(device, flags, numerics, tiled=False, proof=proof)
 
 

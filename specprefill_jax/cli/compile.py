@@ -11,8 +11,8 @@ from pathlib import Path
 from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.artifact.manifest import MANIFEST_NAME
 from specprefill_jax.cli.progress import Waiting
-from specprefill_jax.errors import CompilerMissing, DeviceError, SettingError
-from specprefill_jax.runtime.device import KNOWN_DEVICES
+from specprefill_jax.errors import CompilerMissing, SettingError
+from specprefill_jax.runtime.device import known_device
 
 _ABOUT = "Build an artifact for one device from a recipe, and print its directory."
 
@@ -66,8 +66,7 @@ def build(recipe: Path, device: str, out: Path, say: Callable[[str], None]) -> N
         RecipeError, ConfigError, CheckpointError: the recipe, or what it names, cannot be compiled.
         CompileError: the compiler refuses a program for this device.
     """
-    if device not in KNOWN_DEVICES:
-        raise DeviceError(f"unknown device {device!r}; the known ones are {', '.join(KNOWN_DEVICES)}")
+    known_device(device)
     if out.exists() and not (out / MANIFEST_NAME).is_file() and (out.is_file() or any(out.iterdir())):
         raise SettingError(f"--out {out} is there and is not an artifact; name another directory")
     _require_compiler(device)

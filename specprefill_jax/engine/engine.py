@@ -19,7 +19,6 @@ from specprefill_jax.engine.values import Plan, Prompt, Result, Scored, Timings,
 from specprefill_jax.errors import (
     ArtifactError,
     BudgetTooSmall,
-    DeviceError,
     DeviceFailed,
     EmptyPrompt,
     FileMissing,
@@ -28,7 +27,7 @@ from specprefill_jax.errors import (
     ScoresUnusable,
 )
 from specprefill_jax.policy import Status, decide
-from specprefill_jax.runtime.device import KNOWN_DEVICES, cpu_flags
+from specprefill_jax.runtime.device import cpu_flags, known_device
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.state import State
 from specprefill_jax.runtime.target import check_proof, check_target, open_device_for
@@ -406,8 +405,7 @@ def _find(artifact: str | Path | None, device: str | None) -> Path:
     if artifact is not None:
         return find_artifact(str(artifact)) if isinstance(artifact, str) else artifact
     device = device or "cpu"
-    if device not in KNOWN_DEVICES:
-        raise DeviceError(f"unknown device {device!r}; the known ones are {', '.join(KNOWN_DEVICES)}")
+    known_device(device)
     directory = demo_artifact(device, cpu_flags())
     if not (directory / MANIFEST_NAME).is_file():
         raise FileMissing(

@@ -76,6 +76,17 @@ class FoundDevice:
     fault: str
 
 
+def known_device(name: str) -> KnownDevice:
+    """What a device name stands for.
+
+    Raises:
+        DeviceError: the name is unknown; the message lists the known ones.
+    """
+    if name not in KNOWN_DEVICES:
+        raise DeviceError(f"unknown device {name!r}; the known ones are {', '.join(KNOWN_DEVICES)}")
+    return KNOWN_DEVICES[name]
+
+
 def open_device(name: str, *, threads: int | None = None) -> Device:
     """Open a known device by name.
 
@@ -87,9 +98,7 @@ def open_device(name: str, *, threads: int | None = None) -> Device:
         DeviceError: the name is unknown, its driver is missing, or no device of that name is present.
         SettingError: the number of threads is not a positive whole number.
     """
-    known = KNOWN_DEVICES.get(name)
-    if known is None:
-        raise DeviceError(f"unknown device {name!r}; the known ones are {', '.join(KNOWN_DEVICES)}")
+    known = known_device(name)
     return open_matching(name, known.driver, known.match, threads=threads)
 
 
@@ -114,9 +123,7 @@ def check_present(name: str) -> None:
     Raises:
         DeviceError: the name is unknown, its driver is missing, or no device of that name is present.
     """
-    known = KNOWN_DEVICES.get(name)
-    if known is None:
-        raise DeviceError(f"unknown device {name!r}; the known ones are {', '.join(KNOWN_DEVICES)}")
+    known = known_device(name)
     if known.driver == "vulkan":
         _find_vulkan(name, known.match)
 

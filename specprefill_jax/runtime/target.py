@@ -4,7 +4,7 @@ import re
 
 from specprefill_jax.artifact.manifest import DeviceTarget, Manifest
 from specprefill_jax.errors import DeviceError, Unproven, WrongTarget
-from specprefill_jax.runtime.device import KNOWN_DEVICES, Device, names_for, open_matching
+from specprefill_jax.runtime.device import Device, known_device, names_for, open_matching
 
 
 def open_device_for(manifest: Manifest, asked: str | None = None, *, threads: int | None = None) -> Device:
@@ -20,8 +20,7 @@ def open_device_for(manifest: Manifest, asked: str | None = None, *, threads: in
     """
     target = manifest.device
     if asked is not None and asked != target.name:
-        if asked not in KNOWN_DEVICES:
-            raise DeviceError(f"unknown device {asked!r}; the known ones are {', '.join(KNOWN_DEVICES)}")
+        known_device(asked)
         raise WrongTarget(
             f"artifact {manifest.name!r} is compiled for {_wanted(target)}, but device {asked!r} was asked "
             "for. " + _remedy(asked)
