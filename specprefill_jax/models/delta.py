@@ -124,20 +124,20 @@ def chunked(
     parted = heads.reshape(heads.shape[0], steps // size, size, heads.shape[2])
     key_heads = (heads.shape[0] - value_heads) // 2
     q_k = parted[: 2 * key_heads].reshape(2, key_heads, *parted.shape[1:])
-    q, k = share(q_k[0], value_heads), share(q_k[1], value_heads)
-    v = parted[2 * key_heads :]
+    k, v = share(q_k[1], value_heads), parted[2 * key_heads :]
 
     lower = jnp.asarray(np.tril(np.ones((size, size), np.float32)))  # [later, earlier]
-    by_time = lower @ by_head(g, size).transpose(2, 1, 0).reshape(size, -1)  # G
-    by_time = by_time.reshape(size, steps // size, value_heads)
+    by_time = jnp.einsum("ts,csh->tch", lower, g.reshape(-1, size, value_heads))  # G
     total = by_time.transpose(2, 1, 0)[..., None]  # [Hv, chunks, size, 1]
     last = by_time[-1][:, :, None, None]  # [chunks, Hv, 1, 1]
     decay = lower[None, None] * jnp.exp(jnp.minimum(total - total.swapaxes(2, 3), 0.0))
 
     overlaps = jnp.einsum("xhctd,hcsd->xhcts", q_k, q_k[1])
     overlaps = share(overlaps, value_heads) * decay[None]
-    solved = solve_lower(overlaps[1], by_head(beta, size)[..., None])
-    w, u = solved @ (k * jnp.exp(total)), solved @ v
+    strength = beta.reshape(-1, size, value_heads).transpose(2, 0, 1)[..., None]  # [Hv, chunks, size, 1]
+    solved = solve_lower(overlaps[1], strength)
+    q_decayed, k_decayed = share(q_k, value_heads) * jnp.exp(total)[None]
+    w, u = solved @ k_decayed, solved @ v
     left = k * jnp.exp(last.swapaxes(0, 1) - total)
     lost = jnp.einsum("hctd,hcte->hcde", w, left).swapaxes(0, 1)
     gain = jnp.einsum("hctd,hcte->hcde", u, left).swapaxes(0, 1)
@@ -146,17 +146,12 @@ def chunked(
         states.append(jnp.exp(last[i]) * states[i] - states[i] @ lost[i] + gain[i])
     entering, leaving = jnp.stack(states[:-1]), states[-1]
 
-    inward = q * jnp.exp(total) - overlaps[0] @ w
+    inward = q_decayed - overlaps[0] @ w
     out = jnp.einsum("hctk,chvk->hctv", inward, entering) + overlaps[0] @ u
     # The leaving state overwrites the donated buffer of the first one, and the compiler does not see that
     # both are the same memory: by this zero the write waits for the last read.
     leaving = leaving + out[:, -1, -1:, :1] * 0.0
     return out.transpose(1, 2, 0, 3).reshape(steps, value_heads, -1), leaving
-
-
-def by_head(x: Float[Array, "T Hv"], size: int) -> Float[Array, "Hv chunks size"]:
-    steps, heads = x.shape
-    return x.reshape(steps // size, size, heads).transpose(2, 0, 1)
 
 
 def share(x: Float[Array, "*batch Hk chunks m n"], value_heads: int) -> Float[Array, "*batch Hv chunks m n"]:

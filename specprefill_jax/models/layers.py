@@ -136,33 +136,34 @@ def attention(
         v=write_slots(state.v, gathered_heads_first(value), block.slot),
     )
 
-    grouped = query.reshape(kv_heads, heads // kv_heads, steps, head_dim)
-    probabilities = softmax(scores(grouped, state.k) + block.mask[None, None])
+    probabilities = softmax(scores(by_key_head(query, kv_heads), state.k) + block.mask[None, None])
     mixed = mix(probabilities, state.v).reshape(heads, steps, head_dim)
     gated = mixed.transpose(1, 0, 2) * jax.nn.sigmoid(gate)
     out = linear(gated.reshape(steps, heads * head_dim), p.o_proj)
     if steps == 1 and block.rows:
         return out, state, probabilities.reshape(1, heads, -1)
-    return out, state, attention_rows(grouped, state.k, block)
+    return out, state, attention_rows(query, state.k, block)
 
 
 def attention_rows(
-    query: Float[Array, "Hkv G T head_dim"], k: Float[Array, "Hkv C head_dim"], block: Block
+    query: Float[Array, "H T head_dim"], k: Float[Array, "Hkv C head_dim"], block: Block
 ) -> Float[Array, "R H C"]:
     """Post-softmax probabilities of the last R valid queries over all slots, f32; unused rows are 0."""
-    kv_heads, group, steps, head_dim = query.shape
-    capacity = k.shape[1]
+    heads, _, head_dim = query.shape
+    kv_heads, capacity, _ = k.shape
     if block.rows == 0:
-        return jnp.zeros((0, kv_heads * group, capacity), jnp.float32)
-    flat = query.transpose(2, 0, 1, 3).reshape(steps, kv_heads * group * head_dim)
-    last = pick_last(flat, block.count, block.rows).reshape(block.rows, kv_heads, group, head_dim)
-    first = jnp.maximum(block.count - block.rows, 0)
+        return jnp.zeros((0, heads, capacity), jnp.float32)
+    first, zero = jnp.maximum(block.count - block.rows, 0), jnp.zeros((), jnp.int32)
+    # Before the heads are grouped: the other order costs a copy of all queries.
+    last = jax.lax.dynamic_slice(
+        query, (zero, first, zero), (heads, block.rows, head_dim), allow_negative_indices=False
+    )
     step = first + jnp.arange(block.rows, dtype=jnp.int32)
     slots = jnp.arange(capacity, dtype=jnp.int32)
     mask = jnp.where(slots[None, :] <= block.slot + step[:, None], 0.0, MASKED)
-    rows = softmax(scores(last.transpose(1, 2, 0, 3), k) + mask[None, None])
+    rows = softmax(scores(by_key_head(last, kv_heads), k) + mask[None, None])
     rows = rows * jnp.where(step < block.count, 1.0, 0.0)[None, None, :, None]
-    return rows.reshape(kv_heads * group, block.rows, capacity).transpose(1, 0, 2)
+    return rows.reshape(heads, block.rows, capacity).transpose(1, 0, 2)
 
 
 def heads_first(x: Float[Array, "T heads head_dim"]) -> Float[Array, "heads T head_dim"]:
@@ -179,6 +180,11 @@ def gathered_heads_first(x: Float[Array, "T heads head_dim"]) -> Float[Array, "h
         return heads_first(x)
     step, head = np.arange(steps)[None, :], np.arange(heads)[:, None]
     return x.at[jnp.asarray(step), jnp.asarray(head)].get(mode="promise_in_bounds")
+
+
+def by_key_head(query: Float[Array, "H Q head_dim"], kv_heads: int) -> Float[Array, "Hkv G Q head_dim"]:
+    heads, steps, head_dim = query.shape
+    return query.reshape(kv_heads, heads // kv_heads, steps, head_dim)
 
 
 def write_slots(
