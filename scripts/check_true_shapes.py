@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import math
 import shutil
@@ -20,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from specprefill_jax.aot.build import module_shapes
+from specprefill_jax.aot.build import describe_build, module_shapes
 from specprefill_jax.aot.compiler import Commands, compile_module, count_commands
 from specprefill_jax.aot.export import export_module
 from specprefill_jax.aot.recipe import ModelRecipe, Recipe, read_recipe
@@ -99,7 +98,6 @@ class Ran:
 class GpuModule:
     """One model compiled for the GPU."""
 
-    stablehlo: str
     compile_s: float
     bytes: int
     layers: int
@@ -120,7 +118,7 @@ def main() -> int:
         ran = in_child(run_prompt, workdir / "cpu", options.tokens, options.keep)
         missed = report_run(ran)
         if not options.skip_gpu:
-            report_gpu(in_child(compile_for_gpu, recipe, workdir / GPU))
+            report_gpu(in_child(compile_for_gpu, recipe))
     except (SpecPrefillError, OSError) as error:
         print(f"check_true_shapes: error: {error}", file=sys.stderr)
         return 2
@@ -194,13 +192,8 @@ def export(role: str, model: ModelRecipe, device: str) -> str:
     return export_module(role, read_config(model.checkpoint), module_shapes(model, target_for(device)))
 
 
-def digest(text: str) -> str:
-    """What manifests call `stablehlo`."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def compile_for_cpu(recipe: Path, out: Path) -> None:
-    """The CPU artifact, unless there is one of the same programs; and how it was made."""
+    """The CPU artifact, unless the one that is there would be built again; and how it was made."""
     notes = out.with_suffix(".json")
     if in_child(is_current, recipe, out):
         say(f"using the artifact {out}")
@@ -213,17 +206,16 @@ def compile_for_cpu(recipe: Path, out: Path) -> None:
 
 
 def is_current(recipe: Path, out: Path) -> bool:
-    """Whether the artifact in `out` is of this recipe and of the programs that are traced from it now."""
+    """Whether the recipe would give what `out` holds: the same programs, flags, tools and CPU."""
     if not (out / MANIFEST_NAME).is_file():
         return False
-    plan = read_recipe(recipe)
+    plan, target = read_recipe(recipe), target_for("cpu")
     try:
-        made = Manifest.read(out).build
+        made = Manifest.read(out)
     except ArtifactError:
         return False
-    if made.recipe != plan.source:
-        return False
-    return all(made.stablehlo[role] == digest(export(role, m, "cpu")) for role, m in models(plan).items())
+    texts = {role: export(role, model, "cpu") for role, model in models(plan).items()}
+    return made.device == target.device and made.build == describe_build(plan, target, texts)
 
 
 def build_and_measure(recipe: Path, out: Path) -> Built:
@@ -260,23 +252,14 @@ def run_prompt(artifact: Path, count: int, keep: float) -> Ran:
     return Ran(load_s, result, memory.peak())
 
 
-def compile_for_gpu(recipe: Path, out: Path) -> dict[str, GpuModule]:
+def compile_for_gpu(recipe: Path) -> dict[str, GpuModule]:
     """Both modules, and what their entries submit. They are not run: there need not be such a GPU here."""
-    out.mkdir(exist_ok=True)
-    return {
-        role: compile_one_for_gpu(role, model, out) for role, model in models(read_recipe(recipe)).items()
-    }
+    return {role: compile_one_for_gpu(role, model) for role, model in models(read_recipe(recipe)).items()}
 
 
-def compile_one_for_gpu(role: str, model: ModelRecipe, out: Path) -> GpuModule:
-    """One module, or what is known of it if the same program was compiled before."""
-    text, target, notes = export(role, model, GPU), target_for(GPU), out / f"{role}.json"
-    if notes.is_file():
-        known = json.loads(notes.read_text(encoding="utf-8"))
-        if known["stablehlo"] == digest(text):
-            say(f"using what is known of the {role} for {GPU}")
-            entries = {name: Commands(**counts) for name, counts in known.pop("entries").items()}
-            return GpuModule(entries=entries, **known)
+def compile_one_for_gpu(role: str, model: ModelRecipe) -> GpuModule:
+    """One module, and its commands."""
+    text, target = export(role, model, GPU), target_for(GPU)
     say(f"compiling the {role} for {GPU}")
     began = time.perf_counter()
     module = compile_module(text, target.flags, f"{role} for {GPU}")
@@ -284,9 +267,7 @@ def compile_one_for_gpu(role: str, model: ModelRecipe, out: Path) -> GpuModule:
     say(f"counting what the {role} submits on {GPU}")
     entries = count_commands(text, target.flags, f"{role} for {GPU}")
     layers = read_config(model.checkpoint).num_hidden_layers
-    made = GpuModule(digest(text), compile_s, len(module), layers, entries)
-    notes.write_text(json.dumps(dataclasses.asdict(made)), encoding="utf-8")
-    return made
+    return GpuModule(compile_s, len(module), layers, entries)
 
 
 class MemoryPeak:

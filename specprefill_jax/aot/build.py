@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,15 +67,20 @@ def build_artifact(recipe: Recipe, device: str, out: Path, say: Callable[[str], 
         stop_ids=tuple(configs["target"].eos_token_ids),
         models=models,
         files=describe_files(out),
-        build=Build(
-            recipe=json.loads(json.dumps(recipe.source)),
-            tools={tool: importlib.metadata.version(tool) for tool in TOOLS},
-            flags={"iree-compile": list(target.flags)},
-            stablehlo={role: hashlib.sha256(text.encode()).hexdigest() for role, text in texts.items()},
-        ),
+        build=describe_build(recipe, target, texts),
     )
     manifest.write(out)
     return out
+
+
+def describe_build(recipe: Recipe, target: Target, texts: Mapping[str, str]) -> Build:
+    """What the bytes follow from beside the checkpoints; `texts` are the exported programs by role."""
+    return Build(
+        recipe=json.loads(json.dumps(recipe.source)),
+        tools={tool: importlib.metadata.version(tool) for tool in TOOLS},
+        flags={"iree-compile": list(target.flags)},
+        stablehlo={role: hashlib.sha256(text.encode()).hexdigest() for role, text in texts.items()},
+    )
 
 
 def _models(recipe: Recipe) -> dict[str, ModelRecipe]:

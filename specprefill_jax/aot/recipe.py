@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from specprefill_jax.artifact.manifest import NUMERICS
 from specprefill_jax.errors import FileMissing, RecipeError
 from specprefill_jax.models.delta import CHUNK
 
-NUMERICS = ("f32", "bf16", "f16")
-_TOP = {"name", "minimum_tokens", "tokenizer", "chat_template", "draft", "target"}
 LEAST = 16  # shorter blocks are not tested on every device
 MINIMUM_TOKENS = 8192  # prompts below this are not worth the draft, as the guide has it
+_TOP = {"name", "minimum_tokens", "tokenizer", "chat_template", "draft", "target"}
 _MODEL = {"checkpoint", "blocks", "capacities", "rows", "numerics"}
 
 

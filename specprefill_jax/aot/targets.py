@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from specprefill_jax.artifact.host import cpu_flags
 from specprefill_jax.artifact.manifest import DeviceTarget, Proof
 from specprefill_jax.errors import DeviceError, RecipeError
 from specprefill_jax.models.matrix import TileShape
@@ -20,13 +20,10 @@ _HOST_FEATURES = frozenset(
 )
 _V3_FEATURES = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 # Explicit tile products stay as they are: generalized, they miss the CPU's matrix kernel (50x in bf16).
-# Values with several readers are not fused: IREE 3.13 then emits programs that its own verifier refuses
-# ("does not dominate").
 _CPU = (
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
     "--iree-opt-generalize-matmul=false",
-    "--iree-dispatch-creation-fuse-multi-use=false",
 )
 _VULKAN = ("--iree-hal-target-device=vulkan",)
 # For a profile without subgroup operations IREE 3.13 spreads each operation of a kernel over the threads in
@@ -91,7 +88,7 @@ def target_for(device: str) -> Target:
 
 def _targets() -> dict[str, Target]:
     return {
-        "cpu": _cpu("cpu", "host", tuple(sorted(_HOST_FEATURES & _host_flags()))),
+        "cpu": _cpu("cpu", "host", tuple(sorted(_HOST_FEATURES & cpu_flags()))),
         "cpu-portable": _cpu("cpu-portable", "x86-64-v3", _V3_FEATURES),
         "vulkan": _vulkan("vulkan", "vp_android_baseline_2022", "", ("f32",), extra=_PORTABLE),
         "llvmpipe": _vulkan("llvmpipe", "llvmpipe", "llvmpipe", ("f32", "f16")),
@@ -125,14 +122,3 @@ def _vulkan(
     device = DeviceTarget(name, "vulkan", target, (), match)
     flags = (*_VULKAN, f"--iree-vulkan-target={target}", *_COMMON, *extra)
     return Target(device, flags, numerics, tiled=False, proof=proof)
-
-
-def _host_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Feature flags of this machine's first CPU; empty where the system does not tell."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    return next(
-        (frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset()
-    )

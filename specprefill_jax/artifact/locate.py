@@ -2,12 +2,12 @@
 
 import hashlib
 import importlib.metadata
-from collections.abc import Collection
 from pathlib import Path
 
 import platformdirs
 
 from specprefill_jax.artifact.hashing import sha256_of
+from specprefill_jax.artifact.host import cpu_flags
 from specprefill_jax.artifact.manifest import MANIFEST_NAME
 from specprefill_jax.errors import FileMissing
 
@@ -59,22 +59,19 @@ def embedded(name: str) -> Path:
     )
 
 
-def demo_artifact(device: str, cpu_flags: Collection[str]) -> Path:
+def demo_artifact(device: str) -> Path:
     """The cache directory of the embedded demo pair compiled for `device`; it exists once that was compiled.
 
     Its name carries a digest of what the compiled bytes follow from: the pair, the recipes, the code that
     compiles, the version of IREE (which pins JAX's), and for `cpu` this machine's CPU. So a change of any of
     them leads to a fresh directory, never to a stale module.
 
-    Args:
-        cpu_flags: the feature flags of this machine's CPU.
-
     Raises:
         FileMissing: the installation lacks the demo pair.
     """
     digest = hashlib.sha256(importlib.metadata.version("iree-base-runtime").encode())
     if device == "cpu":
-        digest.update(" ".join(sorted(cpu_flags)).encode())
+        digest.update(" ".join(sorted(cpu_flags())).encode())
     sources = [embedded("artifacts/demo"), embedded("compile")]
     sources += [_PACKAGE / room for room in ("models", "aot", "formats", "artifact")]
     for source in sources:

@@ -14,9 +14,7 @@ from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.errors import CompilerMissing, SettingError
 from specprefill_jax.runtime.device import known_device
 
-_ABOUT = "Build an artifact for one device from a recipe, and print its directory."
-
-COMPILE_LIBRARIES = ("jax", "iree.compiler", "ml_dtypes", "safetensors")
+COMPILE_LIBRARIES = ("jax", "iree.compiler", "ml_dtypes")
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

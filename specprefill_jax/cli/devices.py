@@ -10,8 +10,6 @@ from rich.table import Table
 
 from specprefill_jax.runtime.device import KNOWN_DEVICES, FoundDevice, list_devices
 
-_ABOUT = "List the device names and what this machine has for them."
-
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command line of this verb."""

@@ -4,7 +4,7 @@ from specprefill_jax.artifact.locate import demo_artifact
 from specprefill_jax.artifact.manifest import MANIFEST_NAME
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.engine import Engine
-from specprefill_jax.runtime.device import check_present, cpu_flags
+from specprefill_jax.runtime.device import check_present
 
 
 def load_engine(artifact: str | None, device: str | None, waiting: Waiting) -> Engine:
@@ -19,7 +19,7 @@ def load_engine(artifact: str | None, device: str | None, waiting: Waiting) -> E
         return Engine.load(artifact, device, watch=waiting)
     device = device or "cpu"
     check_present(device)  # compiling takes longer than finding out that the device is not here
-    directory = demo_artifact(device, cpu_flags())
+    directory = demo_artifact(device)
     if not (directory / MANIFEST_NAME).is_file():
         # Here and not above: serving needs no compiler.
         from specprefill_jax.cli.compile import compile_demo

@@ -27,7 +27,7 @@ from specprefill_jax.errors import (
     ScoresUnusable,
 )
 from specprefill_jax.policy import Status, decide
-from specprefill_jax.runtime.device import cpu_flags, known_device
+from specprefill_jax.runtime.device import known_device
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.state import State
 from specprefill_jax.runtime.target import check_proof, check_target, open_device_for
@@ -406,7 +406,7 @@ def _find(artifact: str | Path | None, device: str | None) -> Path:
         return find_artifact(str(artifact)) if isinstance(artifact, str) else artifact
     device = device or "cpu"
     known_device(device)
-    directory = demo_artifact(device, cpu_flags())
+    directory = demo_artifact(device)
     if not (directory / MANIFEST_NAME).is_file():
         raise FileMissing(
             f"the embedded demo pair is not compiled for {device}; `specprefill run --device {device}` does "

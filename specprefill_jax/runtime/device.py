@@ -6,10 +6,10 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import iree.runtime as iree
 
+from specprefill_jax.artifact.host import cpu_flags, cpu_name
 from specprefill_jax.errors import DeviceError, SettingError
 from specprefill_jax.runtime.transfer import Transfer
 
@@ -160,28 +160,6 @@ def names_for(description: str) -> tuple[str, ...]:
         for name, known in KNOWN_DEVICES.items()
         if known.driver == "vulkan" and re.search(known.match, description, re.IGNORECASE)
     )
-
-
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The feature flags of the first CPU; empty where the system does not tell."""
-    return frozenset(_cpuinfo_field(cpuinfo, ("flags", "Features")).split())
-
-
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What the CPU calls itself."""
-    return _cpuinfo_field(cpuinfo, ("model name",)) or "CPU"
-
-
-def _cpuinfo_field(cpuinfo: Path, keys: tuple[str, ...]) -> str:
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in keys:
-            return value.strip()
-    return ""
 
 
 def _thread_count(threads: int | None) -> int:

@@ -31,9 +31,10 @@ class Prefilled:
     """Result of a prefill.
 
     Attributes:
-        hidden: the last token's hidden state, for `Program.head`. rows: attention rows of the last
-        `rows_valid` tokens, oldest first; rows after those are 0. None if unasked. rows_valid: how many rows
-        are valid: min(R, tokens).
+        hidden: the last token's hidden state, for `Program.head`.
+        rows: attention rows of the last `rows_valid` tokens, oldest first; rows after those are 0. None if
+            unasked.
+        rows_valid: how many rows are valid: min(R, tokens).
     """
 
     hidden: Float[np.ndarray, "D"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from specprefill_jax.aot.targets import _host_flags, target_for
+from specprefill_jax.aot.targets import target_for
 from specprefill_jax.errors import DeviceError, RecipeError
 from specprefill_jax.models.matrix import TileShape
 from specprefill_jax.runtime.device import KNOWN_DEVICES
@@ -89,15 +88,3 @@ def test_vulkan_builds_keep_matrices_plain(name: str) -> None:
 def test_only_the_radeon_lacks_a_proof_and_it_says_why() -> None:
     assert {name for name in KNOWN_DEVICES if target_for(name).proof.kind == "none"} == {"radeon-780m"}
     assert "f16 products for gfx1103 are miscompiled" in target_for("radeon-780m").proof.reason
-
-
-def test_host_flags_are_those_of_the_first_cpu(tmp_path: Path) -> None:
-    file = tmp_path / "cpuinfo"
-    file.write_text("processor\t: 0\nflags\t\t: fpu avx2 fma\n\nprocessor\t: 1\nflags\t\t: fpu\n")
-    assert _host_flags(file) == {"fpu", "avx2", "fma"}
-
-
-def test_a_system_without_cpuinfo_has_no_known_flags(tmp_path: Path) -> None:
-    assert _host_flags(tmp_path / "none") == frozenset()
-    (tmp_path / "arm").write_text("Features\t: asimd\n")
-    assert _host_flags(tmp_path / "arm") == frozenset()

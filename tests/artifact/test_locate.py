@@ -71,32 +71,31 @@ def test_an_incomplete_installation_is_named(package: Path):
         embedded("artifacts/other")
 
 
-FLAGS = {"avx2", "fma"}
-
-
 def test_the_compiled_demo_lies_in_the_cache_by_device(package: Path):
-    cpu, vulkan = demo_artifact("cpu", FLAGS), demo_artifact("vulkan", FLAGS)
+    cpu, vulkan = demo_artifact("cpu"), demo_artifact("vulkan")
     assert cpu.parent == vulkan.parent == cache_folder() / "artifacts"
     assert cpu.name.startswith("demo-cpu-")
-    assert cpu == demo_artifact("cpu", FLAGS) != vulkan
+    assert cpu == demo_artifact("cpu") != vulkan
 
 
 @pytest.mark.parametrize(
     "changed", ["artifacts/demo/draft/model.safetensors", "compile/demo.toml", "package/models/layers.py"]
 )
 def test_whatever_the_compiled_demo_follows_from_leads_to_a_fresh_directory(changed: str, package: Path):
-    before = demo_artifact("cpu", FLAGS)
+    before = demo_artifact("cpu")
     (package.parent / changed).write_text("other content")
-    assert demo_artifact("cpu", FLAGS) != before
+    assert demo_artifact("cpu") != before
 
 
-def test_code_for_this_machines_cpu_is_not_found_on_another(package: Path):
-    assert demo_artifact("cpu", FLAGS) != demo_artifact("cpu", {"avx2"})
-    assert demo_artifact("vulkan", FLAGS) == demo_artifact("vulkan", {"avx2"})
+def test_code_for_this_machines_cpu_is_not_found_on_another(package: Path, monkeypatch: pytest.MonkeyPatch):
+    here = {device: demo_artifact(device) for device in ("cpu", "vulkan")}
+    monkeypatch.setattr(locate, "cpu_flags", lambda: frozenset({"of another CPU"}))
+    assert demo_artifact("cpu") != here["cpu"]
+    assert demo_artifact("vulkan") == here["vulkan"]
 
 
 def test_compiled_python_files_do_not_count(package: Path):
-    before = demo_artifact("cpu", FLAGS)
+    before = demo_artifact("cpu")
     (package / "models" / "__pycache__").mkdir()
     (package / "models" / "__pycache__" / "layers.pyc").write_bytes(b"x")
-    assert demo_artifact("cpu", FLAGS) == before
+    assert demo_artifact("cpu") == before

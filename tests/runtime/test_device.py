@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from specprefill_jax.artifact.host import cpu_flags, cpu_name
 from specprefill_jax.errors import DeviceError, SettingError
 from specprefill_jax.runtime.device import (
     KNOWN_DEVICES,
-    cpu_flags,
-    cpu_name,
     list_devices,
     names_for,
     open_device,
@@ -88,6 +87,7 @@ NO_VULKAN = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexisten
 
 def test_without_a_vulkan_driver_the_error_says_what_to_install():
     code = """
+from specprefill_jax.artifact.host import cpu_flags, cpu_name
 from specprefill_jax.errors import DeviceError
 from specprefill_jax.runtime.device import list_devices, open_device
 try:
@@ -142,14 +142,3 @@ def test_a_bad_number_of_threads_names_where_it_came_from(value: str, monkeypatc
     monkeypatch.setenv("SPECPREFILL_THREADS", value)
     with pytest.raises(SettingError, match=f"SPECPREFILL_THREADS in the environment is '{value}'"):
         open_device("cpu")
-
-
-def test_cpu_flags_are_read_from_the_first_processor(tmp_path: Path):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(
-        "processor\t: 0\nmodel name\t: A CPU\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n"
-    )
-    assert cpu_flags(cpuinfo) == {"fpu", "avx2"}
-    assert cpu_name(cpuinfo) == "A CPU"
-    assert cpu_flags(tmp_path / "absent") == frozenset()
-    assert cpu_name(tmp_path / "absent") == "CPU"

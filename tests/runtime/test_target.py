@@ -5,10 +5,11 @@ import json
 
 import pytest
 
+from specprefill_jax.artifact.host import cpu_flags
 from specprefill_jax.artifact.manifest import DeviceTarget, Manifest
 from specprefill_jax.artifact.verify import Artifact
 from specprefill_jax.errors import DeviceError, WrongTarget
-from specprefill_jax.runtime.device import Device, cpu_flags, open_device
+from specprefill_jax.runtime.device import Device, open_device
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.target import check_target, open_device_for
 from tests.runtime.test_device import NO_VULKAN, run_python
