@@ -19,8 +19,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from specprefill_jax.aot.audit import compile_audited
 from specprefill_jax.aot.build import describe_build, module_shapes
-from specprefill_jax.aot.compiler import Commands, compile_module, count_commands
+from specprefill_jax.aot.compiler import Commands, count_commands
 from specprefill_jax.aot.export import export_module
 from specprefill_jax.aot.recipe import ModelRecipe, Recipe, read_recipe
 from specprefill_jax.aot.targets import target_for
@@ -262,12 +263,12 @@ def compile_one_for_gpu(role: str, model: ModelRecipe) -> GpuModule:
     text, target = export(role, model, GPU), target_for(GPU)
     say(f"compiling the {role} for {GPU}")
     began = time.perf_counter()
-    module = compile_module(text, target.flags, f"{role} for {GPU}")
+    audited = compile_audited(text, target, f"{role} for {GPU}")
     compile_s = time.perf_counter() - began
     say(f"counting what the {role} submits on {GPU}")
     entries = count_commands(text, target.flags, f"{role} for {GPU}")
     layers = read_config(model.checkpoint).num_hidden_layers
-    return GpuModule(compile_s, len(module), layers, entries)
+    return GpuModule(compile_s, len(audited.module), layers, entries)
 
 
 class MemoryPeak:

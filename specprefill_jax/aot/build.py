@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specprefill_jax.aot.compiler import compile_module
+from specprefill_jax.aot.audit import compile_audited
 from specprefill_jax.aot.export import DTYPES, Shapes, export_module, state_tensors
 from specprefill_jax.aot.recipe import ModelRecipe, Recipe
 from specprefill_jax.aot.targets import Target, target_for
@@ -109,7 +109,8 @@ def _build_model(
     say(f"tracing the {role}")
     text = export_module(role, config, shapes)
     say(f"compiling the {role} for {target.device.name}")
-    (out / f"{role}.vmfb").write_bytes(compile_module(text, target.flags, f"{role} for {target.device.name}"))
+    audited = compile_audited(text, target, f"{role} for {target.device.name}")
+    (out / f"{role}.vmfb").write_bytes(audited.module)
     say(f"computing the {role}'s self-test")
     described = Model(
         module=f"{role}.vmfb",

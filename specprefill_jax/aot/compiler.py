@@ -20,7 +20,7 @@ _LOOP = re.compile(r"\b(?:scf\.(?:for|while|forall)|cf\.(?:br|cond_br|switch))\b
 
 
 def compile_module(text: str, flags: Sequence[str], name: str, *, time_limit_s: int = TIME_LIMIT_S) -> bytes:
-    """The module's bytes. Through stdin, so that they do not depend on a file's name.
+    """The module's bytes, unaudited (see `audit.py`). Through stdin: they do not depend on a file's name.
 
     Raises:
         CompileError: the compiler refuses the program, or does not end within the limit; names `name`.

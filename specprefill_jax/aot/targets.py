@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from specprefill_jax.artifact.host import cpu_flags
 from specprefill_jax.artifact.manifest import DeviceTarget, Proof
@@ -32,6 +33,9 @@ _PORTABLE = ("--iree-dispatch-creation-enable-aggressive-fusion=false",)
 _COMMON = ("--iree-opt-level=O2",)
 _PROVEN = Proof(kind="self-test", reason="")
 
+Products: TypeAlias = frozenset[tuple[str, str, str]]
+"""Cooperative matrix products a x b -> result that a target's devices have, by element types."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -42,12 +46,14 @@ class Target:
         flags: of iree-compile.
         numerics: formats of the matrices that compile right here, the default first.
         tiled: whether matrices are stored in the CPU kernel's tiles.
+        cooperative: the cooperative matrix products that the audit lets pass.
     """
 
     device: DeviceTarget
     flags: tuple[str, ...]
     numerics: tuple[str, ...]
     tiled: bool
+    cooperative: Products = frozenset()
     proof: Proof = _PROVEN
 
     def number_format(self, asked: str | None) -> str:
@@ -98,10 +104,7 @@ def _targets() -> dict[str, Target]:
             "gfx1103",
             "780M|PHOENIX|gfx1103",
             ("f16", "f32"),
-            # IREE 3.13 gives cooperative f16 products f32 operands: wrong numbers, no error.
-            Proof(
-                "none", "f16 products for gfx1103 are miscompiled by IREE 3.13 (iree-org/iree issue 24817)"
-            ),
+            cooperative=frozenset({("f16", "f16", "f32")}),
         ),
     }
 
@@ -116,9 +119,9 @@ def _vulkan(
     target: str,
     match: str,
     numerics: tuple[str, ...],
-    proof: Proof = _PROVEN,
+    cooperative: Products = frozenset(),
     extra: tuple[str, ...] = (),
 ) -> Target:
     device = DeviceTarget(name, "vulkan", target, (), match)
     flags = (*_VULKAN, f"--iree-vulkan-target={target}", *_COMMON, *extra)
-    return Target(device, flags, numerics, tiled=False, proof=proof)
+    return Target(device, flags, numerics, tiled=False, cooperative=cooperative)

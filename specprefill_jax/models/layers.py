@@ -158,10 +158,12 @@ def attention_rows(
     last = jax.lax.dynamic_slice(
         query, (zero, first, zero), (heads, block.rows, head_dim), allow_negative_indices=False
     )
-    step = first + jnp.arange(block.rows, dtype=jnp.int32)
-    slots = jnp.arange(capacity, dtype=jnp.int32)
-    mask = jnp.where(slots[None, :] <= block.slot + step[:, None], 0.0, MASKED)
+    # A mask computed here would be fused into the softmax, whose kernel gfx1103 then refuses.
+    mask = jax.lax.dynamic_slice(
+        block.mask, (first, zero), (block.rows, capacity), allow_negative_indices=False
+    )
     rows = softmax(scores(by_key_head(last, kv_heads), k) + mask[None, None])
+    step = first + jnp.arange(block.rows, dtype=jnp.int32)
     rows = rows * jnp.where(step < block.count, 1.0, 0.0)[None, None, :, None]
     return rows.reshape(heads, block.rows, capacity).transpose(1, 0, 2)
 

@@ -109,7 +109,6 @@ def test_a_built_artifact_proves_itself_when_loaded(artifact: Path) -> None:
 
 
 def test_without_its_proof_it_is_refused_by_name(artifact: Path, tmp_path: Path) -> None:
-    """As a build for the Radeon is, which carries `proof: none` (see test_targets)."""
     copy = tmp_path / "copy"
     copy.mkdir()
     for path in artifact.iterdir():

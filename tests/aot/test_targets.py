@@ -85,6 +85,7 @@ def test_vulkan_builds_keep_matrices_plain(name: str) -> None:
     assert target_for(name).tile("f32") is None
 
 
-def test_only_the_radeon_lacks_a_proof_and_it_says_why() -> None:
-    assert {name for name in KNOWN_DEVICES if target_for(name).proof.kind == "none"} == {"radeon-780m"}
-    assert "f16 products for gfx1103 are miscompiled" in target_for("radeon-780m").proof.reason
+def test_cooperative_products_are_those_of_the_radeon_with_sums_in_f32() -> None:
+    products = {name: target_for(name).cooperative for name in KNOWN_DEVICES}
+    assert products.pop("radeon-780m") == {("f16", "f16", "f32")}
+    assert not any(products.values())

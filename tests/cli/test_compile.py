@@ -102,7 +102,7 @@ def serving_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_compiler_it_says_which_extra_to_install(
     specprefill: Run, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ):
-    monkeypatch.setattr("specprefill_jax.cli.load.demo_artifact", lambda *_: Path("nowhere"))
+    monkeypatch.setattr("specprefill_jax.cli.load.demo_artifact", lambda device: Path("nowhere"))
     monkeypatch.setattr("specprefill_jax.cli.compile.embedded", Path)
     ran = specprefill(*command)
     assert ran.status == 2
@@ -132,7 +132,7 @@ def test_the_demo_pair_is_compiled_on_first_use_only(
     built: list[tuple[str, str]], engines: list[tuple[object, object]], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("specprefill_jax.cli.compile.embedded", lambda name: Path("pair.toml"))
-    monkeypatch.setattr(load, "demo_artifact", lambda device, _: Path("cache") / device)
+    monkeypatch.setattr(load, "demo_artifact", lambda device: Path("cache") / device)
     monkeypatch.setattr(load, "check_present", lambda device: None)
     for device in ("vulkan", "vulkan", None):
         load.load_engine(None, device, Waiting())
@@ -143,7 +143,7 @@ def test_the_demo_pair_is_compiled_on_first_use_only(
 def test_nothing_is_compiled_for_a_device_that_is_not_here(
     built: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(load, "demo_artifact", lambda device, _: Path("cache") / device)
+    monkeypatch.setattr(load, "demo_artifact", lambda device: Path("cache") / device)
     with pytest.raises(DeviceError):
         load.load_engine(None, "radeon-780m", Waiting())
     assert built == []

@@ -220,7 +220,7 @@ def arguments_of_the_example() -> list[str]:
 def test_run_without_an_artifact_uses_the_compiled_demo_pair(
     demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(load, "demo_artifact", lambda *_: demo)
+    monkeypatch.setattr(load, "demo_artifact", lambda device: demo)
     assert main(["run", *arguments_of_the_example()]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["timings"]["specprefill"] == "active"

@@ -1,0 +1,144 @@
+"""Every shader of a Vulkan module, read after the compiler is done with it.
+
+IREE 3.13 converts the f16 operands of cooperative matrix products to f32 and multiplies those
+(iree-org/iree issue 24817). No GPU has such products: drivers accept the shader and compute garbage. So each
+operand is looked at; where the known conversion stands between, the product reads from before it.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from io import BytesIO
+
+from specprefill_jax.aot.compiler import compile_module
+from specprefill_jax.aot.spirv import MAGIC, Shader
+from specprefill_jax.aot.targets import Products, Target
+from specprefill_jax.errors import CompileError
+
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # the file format's own layout: APPNOTE.TXT 4.3.7
+_LOCAL_CRC, _CENTRAL_CRC = 14, 16
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A module whose shaders have been read.
+
+    Attributes:
+        module: its bytes, repaired.
+        shaders: how many it holds.
+        products: cooperative matrix products in them.
+        repaired: products whose operands were put right.
+    """
+
+    module: bytes
+    shaders: int
+    products: int
+    repaired: int
+
+
+def compile_audited(text: str, target: Target, name: str) -> Audited:
+    """Compile a program for a target, and audit what comes out where it consists of shaders.
+
+    Raises:
+        CompileError: the compiler refuses the program, or the audit its result; names `name`.
+    """
+    module = compile_module(text, target.flags, name)
+    if target.device.driver != "vulkan":
+        return Audited(module, 0, 0, 0)
+    return audit(module, target.cooperative, name)
+
+
+def audit(module: bytes, products: Products, name: str) -> Audited:
+    """Read every shader of a Vulkan module, and repair the known fault.
+
+    Args:
+        products: the cooperative products that the target's devices have.
+
+    Raises:
+        CompileError: a product is none of `products` and cannot be repaired, or a shader cannot be read; the
+            message names the shader.
+    """
+    archive, repaired_module = zipfile.ZipFile(BytesIO(module)), bytearray(module)
+    shaders = total = repaired = 0
+    for index, entry in enumerate(archive.infolist()):
+        if not entry.filename.endswith("_vulkan_spirv_fb.fb"):
+            continue
+        data = archive.read(entry)
+        for start, end in _find_shaders(data, f"{name}: {entry.filename}"):
+            shader = Shader.from_bytes(data[start:end])
+            faults = len(_wrong(shader, products))
+            if faults:
+                fixed = _repaired(shader, products, name)
+                data = data[:start] + fixed.to_bytes() + data[end:]
+            shaders, total, repaired = shaders + 1, total + len(shader.products()), repaired + faults
+        _replace(repaired_module, archive, index, data)
+    if not shaders:
+        raise CompileError(f"{name}: the audit finds no shader in the module")
+    return Audited(bytes(repaired_module), shaders, total, repaired)
+
+
+def _repaired(shader: Shader, products: Products, name: str) -> Shader:
+    """The shader, its products among `products`."""
+    fixed = shader.without_conversions()
+    if _wrong(fixed, products):
+        a, b, c, result = _wrong(shader, products)[0]
+        known = ", ".join(f"{a} x {b} -> {result}" for a, b, result in sorted(products)) or "none"
+        raise CompileError(
+            f"{name}: {shader.name} multiplies cooperative matrices {a} x {b} + {c} -> {result}, but the "
+            f"products of this target are: {known}. A device would compute wrong numbers without an error, "
+            "and no repair is known. Build the model with another `numerics`"
+        )
+    return fixed
+
+
+def _wrong(shader: Shader, products: Products) -> list[tuple[str, ...]]:
+    """Element types of the products (a, b, c, result) that the target lacks."""
+    return [
+        types
+        for types in (product.types for product in shader.products())
+        if (*types[:2], types[3]) not in products or types[2] != types[3]
+    ]
+
+
+def _find_shaders(data: bytes, name: str) -> list[tuple[int, int]]:
+    """Where the SPIR-V of a flatbuffer lies: a vector of words, its length in the word before it."""
+    found, at, magic = [], 0, struct.pack("<I", MAGIC)
+    while (at := data.find(magic, at)) >= 4:
+        (count,) = struct.unpack_from("<I", data, at - 4)
+        end = at + 4 * count
+        try:
+            Shader.from_bytes(data[at:end])
+        except ValueError as error:
+            raise CompileError(f"{name}: the audit cannot read its shader: {error}") from error
+        found.append((at, end))
+        at = end
+    if not found:
+        raise CompileError(f"{name}: the audit finds no shader in it")
+    return found
+
+
+def _replace(module: bytearray, archive: zipfile.ZipFile, index: int, data: bytes) -> None:
+    """Overwrite an entry of the archive by data of the same length, checksums included."""
+    entry = archive.infolist()[index]
+    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != len(data):
+        raise CompileError(f"the audit cannot write {entry.filename}: the module is no plain archive")
+    header = _LOCAL_HEADER.unpack_from(module, entry.header_offset)
+    start = entry.header_offset + _LOCAL_HEADER.size + header[9] + header[10]
+    module[start : start + len(data)] = data
+    checksum = struct.pack("<I", zlib.crc32(data))
+    at = entry.header_offset + _LOCAL_CRC
+    module[at : at + 4] = checksum
+    at = _central_header(module, archive, index) + _CENTRAL_CRC
+    module[at : at + 4] = checksum
+
+
+def _central_header(module: bytearray, archive: zipfile.ZipFile, index: int) -> int:
+    """Where the archive's directory describes an entry."""
+    at = archive.start_dir
+    for _ in range(index):
+        name, extra, comment = struct.unpack_from("<3H", module, at + 28)
+        at += 46 + name + extra + comment
+    return at

@@ -1,0 +1,174 @@
+"""What the compiler makes of f16 products for gfx1103, and what the audit makes of that."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specprefill_jax.aot.audit import audit, compile_audited
+from specprefill_jax.aot.compiler import compile_module
+from specprefill_jax.aot.export import Shapes, export_module
+from specprefill_jax.aot.lower import Entry, module_text
+from specprefill_jax.aot.recipe import read_recipe
+from specprefill_jax.aot.spirv import Shader
+from specprefill_jax.aot.targets import target_for
+from specprefill_jax.artifact.locate import embedded
+from specprefill_jax.errors import CompileError
+from specprefill_jax.models.config import read_config
+
+RADEON = target_for("radeon-780m")
+F16_TO_F32 = frozenset({("f16", "f16", "f32")})
+
+
+@cache
+def program(dtype: str) -> str:
+    """x wᵀ and silu of it, whose sizes fit cooperative matrices."""
+
+    def product(_: tuple[()], x: jax.Array, w: jax.Array, state: tuple[()]) -> tuple[jax.Array, jax.Array]:
+        y = jnp.einsum("tk,nk->tn", x, w, preferred_element_type=jnp.float32)
+        return y, jax.nn.silu(y)
+
+    x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((64, 128), (256, 128)))
+    return module_text("gemm", [], [Entry("product", product, (x, w), ())])
+
+
+@cache
+def unaudited() -> bytes:
+    return compile_module(program("float16"), RADEON.flags, "gemm")
+
+
+def shaders(module: bytes) -> dict[str, Shader]:
+    """By the name of their entry in the module."""
+    archive = zipfile.ZipFile(io.BytesIO(module))
+    found = {}
+    for entry in archive.namelist():
+        if entry.endswith("_vulkan_spirv_fb.fb"):
+            data = archive.read(entry)
+            start = data.index(b"\x03\x02\x23\x07")
+            words = int.from_bytes(data[start - 4 : start], "little")
+            found[entry] = Shader.from_bytes(data[start : start + 4 * words])
+    return found
+
+
+def operand_types(module: bytes) -> set[tuple[str, ...]]:
+    return {product.types for shader in shaders(module).values() for product in shader.products()}
+
+
+def test_the_compiler_still_multiplies_f32_matrices_which_no_gpu_has() -> None:
+    """If this fails, iree-org/iree issue 24817 is fixed in the pinned version: the repair can go."""
+    assert operand_types(unaudited()) == {("f32", "f32", "f32", "f32")}
+
+
+def test_the_audit_puts_the_operands_right() -> None:
+    audited = audit(unaudited(), F16_TO_F32, "gemm")
+    assert operand_types(audited.module) == {("f16", "f16", "f32", "f32")}
+    assert audited.products == audited.repaired > 0
+    assert audited.shaders == len(shaders(unaudited()))
+
+
+def test_a_repaired_shader_has_no_conversion_left_and_keeps_its_length() -> None:
+    repaired = shaders(audit(unaudited(), F16_TO_F32, "gemm").module)
+    changed = 0
+    for name, before in shaders(unaudited()).items():
+        if before.products():
+            after = repaired[name]
+            converts = [sum(i.opcode == 115 for i in shader.instructions) for shader in (before, after)]
+            assert converts[0] > converts[1] == 0
+            assert len(after.words) == len(before.words)
+            changed += 1
+        else:
+            assert repaired[name].words == before.words
+    assert changed
+
+
+def test_the_repaired_module_is_a_whole_archive() -> None:
+    module = audit(unaudited(), F16_TO_F32, "gemm").module
+    assert zipfile.ZipFile(io.BytesIO(module)).testzip() is None
+    assert len(module) == len(unaudited())
+
+
+def test_a_right_module_passes_unchanged() -> None:
+    repaired = audit(unaudited(), F16_TO_F32, "gemm")
+    again = audit(repaired.module, F16_TO_F32, "gemm")
+    assert (again.module, again.products, again.repaired) == (repaired.module, repaired.products, 0)
+
+
+def test_a_product_that_no_repair_helps_fails_the_compile_and_names_its_kernel() -> None:
+    text = (
+        r"gemm: product_dispatch_0_matmul\S* multiplies cooperative matrices f32 x f32 \+ f32 -> f32, "
+        r"but the products of this target are: bf16 x bf16 -> f32\."
+    )
+    with pytest.raises(CompileError, match=text):
+        audit(unaudited(), frozenset({("bf16", "bf16", "f32")}), "gemm")
+    with pytest.raises(CompileError, match=r"products of this target are: none\."):
+        audit(unaudited(), frozenset(), "gemm")
+
+
+def test_compiling_for_the_radeon_audits() -> None:
+    audited = compile_audited(program("float16"), RADEON, "gemm")
+    assert audited.repaired > 0
+    assert operand_types(audited.module) == {("f16", "f16", "f32", "f32")}
+
+
+@pytest.mark.parametrize("device", ["radeon-780m", "vulkan"])
+def test_f32_modules_have_shaders_and_no_cooperative_products(device: str) -> None:
+    audited = compile_audited(program("float32"), target_for(device), "gemm")
+    assert audited.shaders > 0
+    assert audited.products == 0
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_the_demo_pair_compiles_for_the_radeon_in_f16(role: str) -> None:
+    """Rows whose mask was computed inside their softmax did not compile for gfx1103."""
+    recipe = read_recipe(embedded("compile/demo.toml"))
+    model = recipe.draft if role == "draft" else recipe.target
+    shapes = Shapes(model.blocks, model.capacities[-1:], model.rows, "f16", None)
+    text = export_module(role, read_config(model.checkpoint), shapes)
+    audited = compile_audited(text, RADEON, role)
+    assert audited.products > 0
+    assert operand_types(audited.module) == {("f16", "f16", "f32", "f32")}
+
+
+def test_a_cpu_module_has_no_shaders() -> None:
+    target = target_for("cpu-portable")
+    audited = compile_audited(program("float32"), target, "gemm")
+    assert (audited.module, audited.shaders) == (compile_module(program("float32"), target.flags, "gemm"), 0)
+
+
+def test_a_module_without_shaders_is_not_taken_for_an_audited_one() -> None:
+    module = compile_module(program("float32"), target_for("cpu-portable").flags, "gemm")
+    with pytest.raises(CompileError, match="gemm: the audit finds no shader in the module"):
+        audit(module, F16_TO_F32, "gemm")
+
+
+def replaced(module: bytes, entry: str, data: bytes) -> bytes:
+    """The archive with another content of one entry."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(module)) as old, zipfile.ZipFile(out, "w") as new:
+        for info in old.infolist():
+            new.writestr(info, data if info.filename == entry else old.read(info))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("at", "word", "text"),
+    [
+        (0, 0x08230203, "the audit finds no shader in it"),
+        # Behind the header of five words: an instruction of no words, one that is longer than the shader.
+        (5, 0, "cannot read its shader: the instruction at word 5 has 0 words"),
+        (5, 0xFFFF0011, "cannot read its shader: the instruction at word 5 has 65535 words"),
+    ],
+)
+def test_a_shader_that_cannot_be_read_is_named(at: int, word: int, text: str) -> None:
+    entry = next(iter(shaders(unaudited())))
+    data = bytearray(zipfile.ZipFile(io.BytesIO(unaudited())).read(entry))
+    start = data.index(b"\x03\x02\x23\x07") + 4 * at
+    data[start : start + 4] = word.to_bytes(4, "little")
+    with pytest.raises(CompileError, match=f"gemm: {re.escape(entry)}: .*{text}"):
+        audit(replaced(unaudited(), entry, bytes(data)), F16_TO_F32, "gemm")
