@@ -1,9 +1,12 @@
 """What IREE raises while a device works, as an error of ours."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from specprefill_jax.errors import DeviceFailed
+
+_BY_THE_DEVICE = re.compile("VK_ERROR_DEVICE_LOST|VK_ERROR_OUT_OF|RESOURCE_EXHAUSTED")
 
 
 @contextmanager
@@ -16,8 +19,18 @@ def failing_as(work: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        first_line = str(error).partition("\n")[0].rstrip("; ")
-        raise DeviceFailed(
-            f"{work} failed on the device: {first_line}. If memory ran out, close other programs, shorten "
-            "the prompt, keep less of it, or lower --max-tokens; if the device was lost, start again"
-        ) from error
+        raise device_failed(work, error) from error
+
+
+def device_failed(work: str, error: Exception) -> DeviceFailed:
+    """What IREE raised during `work`, as an error of ours."""
+    first_line = str(error).partition("\n")[0].rstrip("; ")
+    return DeviceFailed(
+        f"{work} failed on the device: {first_line}. If memory ran out, close other programs, shorten "
+        "the prompt, keep less of it, or lower --max-tokens; if the device was lost, start again"
+    )
+
+
+def blames_the_device(error: Exception) -> bool:
+    """Whether IREE says that the device was lost, or that memory ran out."""
+    return _BY_THE_DEVICE.search(str(error)) is not None

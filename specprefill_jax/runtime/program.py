@@ -13,7 +13,7 @@ from specprefill_jax.artifact.verify import Artifact
 from specprefill_jax.errors import ArtifactError, PromptTooLong
 from specprefill_jax.runtime.blocks import plan_blocks
 from specprefill_jax.runtime.device import Device
-from specprefill_jax.runtime.failure import failing_as
+from specprefill_jax.runtime.failure import blames_the_device, device_failed, failing_as
 from specprefill_jax.runtime.self_test import check_logits
 from specprefill_jax.runtime.state import Snapshot, State
 from specprefill_jax.runtime.target import check_proof, check_target
@@ -326,10 +326,11 @@ def _load_module(
             ],
         )
     except (RuntimeError, ValueError) as error:
+        if blames_the_device(error):
+            raise device_failed(f"loading {label}", error) from error
         raise ArtifactError(
-            f"{label} cannot be loaded on {device.description}: {error}. Unless the device is out of memory "
-            "or lost, compile the artifact again with this installation: a module runs with exactly the IREE "
-            "version that compiled it"
+            f"{label} cannot be loaded on {device.description}: {error}. Compile the artifact again with "
+            "this installation: a module runs with exactly the IREE version that compiled it"
         ) from error
     return context, module
 

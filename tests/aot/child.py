@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from specprefill_jax.artifact.verify import open_artifact
+from specprefill_jax.errors import DeviceFailed
 from specprefill_jax.runtime.program import Decoded, Program
 from specprefill_jax.runtime.target import open_device_for
 
@@ -42,11 +43,32 @@ class Called:
 
 
 class Child:
-    """One artifact on its device, in a process that starts with the first call."""
+    """One artifact on its device, in a process that starts with the first call.
+
+    Lavapipe of Mesa 22.3.6 loses its device now and then while IREE's runtime loads parameters, on a busy
+    machine and with an empty shader cache: one more process is tried then. What a test compares is not
+    touched by it.
+    """
 
     def __init__(self, directory: Path, device: str) -> None:
         self._where = (directory, device)
+        self._starts_left = 2
+        self._start()
+
+    def _start(self) -> None:
+        self._starts_left -= 1
         self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+    def _load(self, role: str) -> None:
+        try:
+            self._pool.submit(_load, *self._where, role).result()
+        except DeviceFailed as error:
+            if not self._starts_left:
+                raise
+            print(f"once more, in another process: {error}")
+            self._pool.shutdown()
+            self._start()
+            self._load(role)
 
     def __enter__(self) -> Child:
         return self
@@ -58,10 +80,12 @@ class Child:
         self, role: str, entry: str, capacity: int, pieces: Sequence[Piece], then: Sequence[tuple[int, int]]
     ) -> Called:
         """The pieces through a prefill entry from an empty state, then (token, position)s through decode."""
+        self._load(role)
         return self._pool.submit(_call, *self._where, role, entry, capacity, pieces, then).result()
 
     def entries(self, role: str) -> frozenset[str]:
         """The names of the module's functions."""
+        self._load(role)
         return self._pool.submit(_entries, *self._where, role).result()
 
 
@@ -69,6 +93,10 @@ class Child:
 def _program(directory: Path, device: str, role: str) -> Program:
     artifact = open_artifact(directory)
     return Program.load(artifact, role, open_device_for(artifact.manifest, device))
+
+
+def _load(directory: Path, device: str, role: str) -> None:
+    _program(directory, device, role)
 
 
 def _entries(directory: Path, device: str, role: str) -> frozenset[str]:

@@ -312,6 +312,24 @@ def test_a_parameter_that_the_archive_lacks_is_named(artifact: Artifact, device:
         Program.load(Artifact(tmp_path, artifact.manifest), "target", device)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error creating vm context: DATA_LOSS; [vkWaitSemaphores] VK_ERROR_DEVICE_LOST; while invoking ..",
+        "Error creating vm context: RESOURCE_EXHAUSTED; no memory; while invoking ..",
+    ],
+)
+def test_a_device_that_fails_while_a_module_is_loaded_is_not_taken_for_a_bad_artifact(
+    text: str, artifact: Artifact, device: Device, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(iree.runtime, "VmContext", fail)
+    with pytest.raises(DeviceFailed, match="loading the draft of artifact 'toy' failed on the device: Error"):
+        Program.load(artifact, "draft", device)
+
+
 class LostContext:
     def invoke(self, *_: object) -> None:
         raise RuntimeError("Error invoking function: RESOURCE_EXHAUSTED; \n[ 0] bytecode model@1:164")
