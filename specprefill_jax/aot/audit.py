@@ -1,8 +1,8 @@
 """Every shader of a Vulkan module, read after the compiler is done with it.
 
 IREE 3.13 converts the f16 operands of cooperative matrix products to f32 and multiplies those
-(iree-org/iree issue 24817). No GPU has such products: drivers accept the shader and compute garbage. So each
-operand is looked at; where the known conversion stands between, the product reads from before it.
+(iree-org/iree issue 24817). The GPU has no such products: its driver accepts the shader and computes garbage.
+So each operand is looked at; where the known conversion stands between, the product reads from before it.
 """
 
 from __future__ import annotations
