@@ -159,9 +159,7 @@ def attention_rows(
         query, (zero, first, zero), (heads, block.rows, head_dim), allow_negative_indices=False
     )
     # A mask computed here would be fused into the softmax, whose kernel gfx1103 then refuses.
-    mask = jax.lax.dynamic_slice(
-        block.mask, (first, zero), (block.rows, capacity), allow_negative_indices=False
-    )
+    mask = pick_last(block.mask, block.count, block.rows)
     rows = softmax(scores(by_key_head(last, kv_heads), k) + mask[None, None])
     step = first + jnp.arange(block.rows, dtype=jnp.int32)
     rows = rows * jnp.where(step < block.count, 1.0, 0.0)[None, None, :, None]
