@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 from specprefill_jax.errors import DeviceFailed
 
-_BY_THE_DEVICE = re.compile("VK_ERROR_DEVICE_LOST|VK_ERROR_OUT_OF|RESOURCE_EXHAUSTED")
+# DATA_LOSS is what IREE makes of a lost Vulkan device; files have been checked before anything is loaded.
+_BY_THE_DEVICE = re.compile("VK_ERROR_DEVICE_LOST|VK_ERROR_OUT_OF|DATA_LOSS|RESOURCE_EXHAUSTED")
 
 
 @contextmanager

@@ -46,13 +46,13 @@ class Child:
     """One artifact on its device, in a process that starts with the first call.
 
     Lavapipe of Mesa 22.3.6 loses its device now and then while IREE's runtime loads parameters, on a busy
-    machine and with an empty shader cache: one more process is tried then. What a test compares is not
+    machine and with an empty shader cache: another process is tried then. What a test compares is not
     touched by it.
     """
 
     def __init__(self, directory: Path, device: str) -> None:
         self._where = (directory, device)
-        self._starts_left = 2
+        self._starts_left = 3
         self._start()
 
     def _start(self) -> None:

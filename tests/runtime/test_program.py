@@ -316,6 +316,7 @@ def test_a_parameter_that_the_archive_lacks_is_named(artifact: Artifact, device:
     "text",
     [
         "Error creating vm context: DATA_LOSS; [vkWaitSemaphores] VK_ERROR_DEVICE_LOST; while invoking ..",
+        "Error creating vm context: DATA_LOSS; while invoking native function hal.fence.await; ..",
         "Error creating vm context: RESOURCE_EXHAUSTED; no memory; while invoking ..",
     ],
 )
