@@ -67,12 +67,11 @@ def audit(module: bytes, products: Products, name: str) -> Audited:
         if not entry.filename.endswith("_vulkan_spirv_fb.fb"):
             continue
         data = archive.read(entry)
-        for start, end in _find_shaders(data, f"{name}: {entry.filename}"):
-            shader = Shader.from_bytes(data[start:end])
+        for start, shader in _find_shaders(data, f"{name}: {entry.filename}"):
             faults = len(_wrong(shader, products))
             if faults:
-                fixed = _repaired(shader, products, name)
-                data = data[:start] + fixed.to_bytes() + data[end:]
+                fixed = _repaired(shader, products, name).to_bytes()
+                data = data[:start] + fixed + data[start + len(fixed) :]
             shaders, total, repaired = shaders + 1, total + len(shader.products()), repaired + faults
         _replace(repaired_module, archive, index, data)
     if not shaders:
@@ -103,17 +102,17 @@ def _wrong(shader: Shader, products: Products) -> list[tuple[str, ...]]:
     ]
 
 
-def _find_shaders(data: bytes, name: str) -> list[tuple[int, int]]:
-    """Where the SPIR-V of a flatbuffer lies: a vector of words, its length in the word before it."""
+def _find_shaders(data: bytes, name: str) -> list[tuple[int, Shader]]:
+    """The SPIR-V of a flatbuffer and where it starts: a vector of words, its length in the word before it."""
     found, at, magic = [], 0, struct.pack("<I", MAGIC)
     while (at := data.find(magic, at)) >= 4:
         (count,) = struct.unpack_from("<I", data, at - 4)
         end = at + 4 * count
         try:
-            Shader.from_bytes(data[at:end])
+            shader = Shader.from_bytes(data[at:end])
         except ValueError as error:
             raise CompileError(f"{name}: the audit cannot read its shader: {error}") from error
-        found.append((at, end))
+        found.append((at, shader))
         at = end
     if not found:
         raise CompileError(f"{name}: the audit finds no shader in it")
