@@ -25,6 +25,10 @@ class ConfigError(SpecPrefillError):
     """A config.json describes another architecture, or contradicts itself."""
 
 
+class TargetError(SpecPrefillError):
+    """A file of compile/targets/ lacks a field, holds an unknown one, or a value that cannot be."""
+
+
 class RecipeError(SpecPrefillError):
     """A compile recipe lacks a field, holds an unknown one, or asks for shapes that cannot work together."""
 

@@ -78,7 +78,7 @@ def describe_build(recipe: Recipe, target: Target, texts: Mapping[str, str]) -> 
     return Build(
         recipe=json.loads(json.dumps(recipe.source)),
         tools={tool: importlib.metadata.version(tool) for tool in TOOLS},
-        flags={"iree-compile": list(target.flags)},
+        flags={"iree-compile": list(target.flags), "tuning": dict(target.tuning)},
         stablehlo={role: hashlib.sha256(text.encode()).hexdigest() for role, text in texts.items()},
     )
 

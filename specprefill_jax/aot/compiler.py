@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from iree.compiler.tools import binaries
 
+from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.errors import CompileError
 
 TIME_LIMIT_S = 1800
@@ -75,15 +76,23 @@ def count_commands(text: str, flags: Sequence[str], name: str) -> dict[str, Comm
 def _run(text: str, flags: Sequence[str], name: str, time_limit_s: int) -> bytes:
     command = [binaries.find_tool("iree-compile"), "-", "-o", "-", "--iree-input-type=stablehlo", *flags]
     try:
-        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=time_limit_s)
+        done = subprocess.run(
+            command,
+            input=text.encode(),
+            capture_output=True,
+            timeout=time_limit_s,
+            cwd=embedded("compile"),  # flags name files relative to it: no result depends on where it lies
+        )
     except subprocess.TimeoutExpired as error:
         raise CompileError(
             f"{name}: the compiler did not end within {time_limit_s} s; {_with(flags)}. "
             "Other `blocks` or `capacities` in the recipe may help"
         ) from error
-    if done.returncode != 0:
-        faults = re.findall(r"error: (.*)", done.stderr.decode(errors="replace"))
-        first = " / ".join(fault[:200] for fault in faults[:2]) or done.stderr.decode(errors="replace")[-400:]
+    said = done.stderr.decode(errors="replace")
+    faults = re.findall(r"error: (.*)", said)
+    # IREE 3.13 reports a tuning that it cannot read as an error, goes on without it, and exits with 0.
+    if done.returncode != 0 or faults:
+        first = " / ".join(fault[:200] for fault in faults[:2]) or said[-400:]
         raise CompileError(f"{name}: the compiler refused the program ({_with(flags)}): {first}")
     return done.stdout
 

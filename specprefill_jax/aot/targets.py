@@ -1,40 +1,24 @@
-"""Compile targets as data: flags, number formats, weight layout, and what the device must be."""
+"""What a build takes from a compile target: flags, number format, weight layout, and the device's part of the
+manifest."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from specprefill_jax.artifact.hashing import sha256_of
 from specprefill_jax.artifact.host import cpu_flags
+from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.artifact.manifest import DeviceTarget, Proof
-from specprefill_jax.errors import DeviceError, RecipeError
+from specprefill_jax.artifact.targets import KnownTarget, known_target
+from specprefill_jax.errors import RecipeError
 from specprefill_jax.models.matrix import TileShape
 
-# /proc/cpuinfo names of the instruction sets that `--iree-llvmcpu-target-cpu=host` may use.
-_HOST_FEATURES = frozenset(
-    (
-        *("avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe", "avx_vnni", "gfni", "vaes"),
-        *("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512ifma", "avx512vbmi"),
-        *("avx512_vbmi2", "avx512_bitalg", "avx512_vnni", "avx512_vpopcntdq", "avx512_bf16", "avx512_fp16"),
-        *("vpclmulqdq", "amx_tile", "amx_bf16", "amx_int8"),
-    )
-)
-_V3_FEATURES = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
-# Explicit tile products stay as they are: generalized, they miss the CPU's matrix kernel (50x in bf16).
-_CPU = (
-    "--iree-hal-target-device=local",
-    "--iree-hal-local-target-device-backends=llvm-cpu",
-    "--iree-opt-generalize-matmul=false",
-)
-_VULKAN = ("--iree-hal-target-device=vulkan",)
-# For a profile without subgroup operations IREE 3.13 spreads each operation of a kernel over the threads in
-# its own way and puts no barrier between: a reduction and what reads it must be kernels of their own.
-_PORTABLE = ("--iree-dispatch-creation-enable-aggressive-fusion=false",)
-_COMMON = ("--iree-opt-level=O2",)
-_PROVEN = Proof(kind="self-test", reason="")
+TUNING_FLAG = "--iree-codegen-transform-dialect-library"
 
-Products: TypeAlias = frozenset[tuple[str, str, str]]
-"""Cooperative matrix products a x b -> result that a target's devices have, by element types."""
+Products: TypeAlias = frozenset[tuple[str, ...]]
+"""Cooperative matrix products (a, b, result) that a target's devices have, by element types."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +27,20 @@ class Target:
 
     Attributes:
         device: what the manifest says about the device; the loader checks it.
-        flags: of iree-compile.
+        flags: of iree-compile, which runs in compile/: files are named relative to it.
         numerics: formats of the matrices that compile right here, the default first.
         tiled: whether matrices are stored in the CPU kernel's tiles.
         cooperative: the cooperative matrix products that the audit lets pass.
+        tuning: the files that the flags name, and their sha256.
     """
 
     device: DeviceTarget
     flags: tuple[str, ...]
     numerics: tuple[str, ...]
     tiled: bool
-    cooperative: Products = frozenset()
-    proof: Proof = _PROVEN
+    cooperative: Products
+    proof: Proof
+    tuning: Mapping[str, str]
 
     def number_format(self, asked: str | None) -> str:
         """The matrices' format: the recipe's, or this target's own.
@@ -85,43 +71,26 @@ def target_for(device: str) -> Target:
 
     Raises:
         DeviceError: the name is unknown.
+        TargetError: its file does not follow the schema.
     """
-    targets = _targets()
-    if device not in targets:
-        raise DeviceError(f"unknown device {device!r}; the known ones are {', '.join(targets)}")
-    return targets[device]
+    return make_target(known_target(device))
 
 
-def _targets() -> dict[str, Target]:
-    return {
-        "cpu": _cpu("cpu", "host", tuple(sorted(_HOST_FEATURES & cpu_flags()))),
-        "cpu-portable": _cpu("cpu-portable", "x86-64-v3", _V3_FEATURES),
-        "vulkan": _vulkan("vulkan", "vp_android_baseline_2022", "", ("f32",), extra=_PORTABLE),
-        "llvmpipe": _vulkan("llvmpipe", "llvmpipe", "llvmpipe", ("f32", "f16")),
-        "llvmpipe-f16": _vulkan("llvmpipe-f16", "llvmpipe", "llvmpipe", ("f16", "f32")),
-        "radeon-780m": _vulkan(
-            "radeon-780m",
-            "gfx1103",
-            "780M|PHOENIX|gfx1103",
-            ("f16", "f32"),
-            cooperative=frozenset({("f16", "f16", "f32")}),
-        ),
-    }
-
-
-def _cpu(name: str, cpu: str, features: tuple[str, ...]) -> Target:
-    device = DeviceTarget(name, "local-task", cpu, features, "")
-    return Target(device, (*_CPU, f"--iree-llvmcpu-target-cpu={cpu}", *_COMMON), ("bf16", "f32"), tiled=True)
-
-
-def _vulkan(
-    name: str,
-    target: str,
-    match: str,
-    numerics: tuple[str, ...],
-    cooperative: Products = frozenset(),
-    extra: tuple[str, ...] = (),
-) -> Target:
-    device = DeviceTarget(name, "vulkan", target, (), match)
-    flags = (*_VULKAN, f"--iree-vulkan-target={target}", *_COMMON, *extra)
-    return Target(device, flags, numerics, tiled=False, cooperative=cooperative)
+def make_target(known: KnownTarget) -> Target:
+    """A target as its file describes it; for "host", as this machine is."""
+    features = known.cpu_features
+    if known.target == "host":
+        features = tuple(feature for feature in features if feature in cpu_flags())
+    flags, tuning = known.flags, {}
+    if known.tuning:
+        flags = (*flags, f"{TUNING_FLAG}={known.tuning}@__kernel_config")
+        tuning = {known.tuning: sha256_of(embedded("compile") / known.tuning)}
+    return Target(
+        device=DeviceTarget(known.name, known.driver, known.target, features, known.match),
+        flags=flags,
+        numerics=known.numerics,
+        tiled=known.tiled,
+        cooperative=frozenset(known.cooperative),
+        proof=Proof("none", known.unproven) if known.unproven else Proof("self-test", ""),
+        tuning=tuning,
+    )

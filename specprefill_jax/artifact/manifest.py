@@ -17,7 +17,7 @@ from specprefill_jax.errors import ArtifactError, FileMissing
 
 SCHEMA = 1
 MANIFEST_NAME = "manifest.json"
-DRIVERS = ("local-task", "vulkan")
+DRIVERS = ("local-task", "vulkan", "hip")
 NUMERICS = ("f32", "bf16", "f16")
 ROLES = ("draft", "target")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.artifact.manifest import MANIFEST_NAME
+from specprefill_jax.artifact.targets import known_target
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.errors import CompilerMissing, SettingError
-from specprefill_jax.runtime.device import known_device
 
 COMPILE_LIBRARIES = ("jax", "iree.compiler", "ml_dtypes")
 
@@ -64,7 +64,7 @@ def build(recipe: Path, device: str, out: Path, say: Callable[[str], None]) -> N
         RecipeError, ConfigError, CheckpointError: the recipe, or what it names, cannot be compiled.
         CompileError: the compiler refuses a program for this device.
     """
-    known_device(device)
+    known_target(device)
     if out.exists() and not (out / MANIFEST_NAME).is_file() and (out.is_file() or any(out.iterdir())):
         raise SettingError(f"--out {out} is there and is not an artifact; name another directory")
     _require_compiler(device)

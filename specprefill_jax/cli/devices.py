@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from specprefill_jax.runtime.device import KNOWN_DEVICES, FoundDevice, list_devices
+from specprefill_jax.artifact.targets import known_targets
+from specprefill_jax.runtime.device import FoundDevice, list_devices
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -47,7 +48,7 @@ def _rows(found: Sequence[FoundDevice]) -> list[dict[str, str]]:
             "about": known.about,
             "found": next((device.description for device in found if name in device.names), ""),
         }
-        for name, known in KNOWN_DEVICES.items()
+        for name, known in known_targets().items()
     ]
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from specprefill_jax.artifact.locate import demo_artifact, find_artifact
 from specprefill_jax.artifact.manifest import MANIFEST_NAME
+from specprefill_jax.artifact.targets import known_target
 from specprefill_jax.artifact.verify import Artifact, open_artifact
 from specprefill_jax.chat import Chat, Message
 from specprefill_jax.engine.clock import Clock, Watch, Watcher
@@ -27,7 +28,6 @@ from specprefill_jax.errors import (
     ScoresUnusable,
 )
 from specprefill_jax.policy import Status, decide
-from specprefill_jax.runtime.device import known_device
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.state import State
 from specprefill_jax.runtime.target import check_proof, check_target, open_device_for
@@ -91,9 +91,9 @@ class Engine:
             directory = _find(artifact, device)
             artifact = open_artifact(directory, lambda done, total: watcher("check", done, total))
         manifest = artifact.manifest
+        check_proof(manifest)
         opened = open_device_for(manifest, device)
         check_target(manifest, opened)
-        check_proof(manifest)
         chat = Chat.load(
             artifact.path(manifest.tokenizer), artifact.path(manifest.chat_template), manifest.stop_ids
         )
@@ -405,7 +405,7 @@ def _find(artifact: str | Path | None, device: str | None) -> Path:
     if artifact is not None:
         return find_artifact(str(artifact)) if isinstance(artifact, str) else artifact
     device = device or "cpu"
-    known_device(device)
+    known_target(device)
     directory = demo_artifact(device)
     if not (directory / MANIFEST_NAME).is_file():
         raise FileMissing(

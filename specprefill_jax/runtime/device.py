@@ -5,11 +5,11 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Mapping
 
 import iree.runtime as iree
 
 from specprefill_jax.artifact.host import cpu_flags, cpu_name
+from specprefill_jax.artifact.targets import check_runnable, known_target, known_targets
 from specprefill_jax.errors import DeviceError, SettingError
 from specprefill_jax.runtime.transfer import Transfer
 
@@ -17,24 +17,6 @@ log = logging.getLogger(__name__)
 
 THREADS_VARIABLE = "SPECPREFILL_THREADS"
 
-
-@dataclasses.dataclass(frozen=True)
-class KnownDevice:
-    """A name for `--device`. `match` is found in the names of the Vulkan devices it means ("" in any)."""
-
-    driver: str
-    match: str
-    about: str
-
-
-KNOWN_DEVICES: Mapping[str, KnownDevice] = {
-    "cpu": KnownDevice("local-task", "", "this machine's CPU, compiled for its own instructions"),
-    "cpu-portable": KnownDevice("local-task", "", "any x86-64-v3 CPU (AVX2)"),
-    "vulkan": KnownDevice("vulkan", "", "any Vulkan 1.3 GPU, portable profile, f32"),
-    "llvmpipe": KnownDevice("vulkan", "llvmpipe", "Mesa's software Vulkan (lavapipe), f32"),
-    "llvmpipe-f16": KnownDevice("vulkan", "llvmpipe", "Mesa's software Vulkan (lavapipe), f16"),
-    "radeon-780m": KnownDevice("vulkan", "780M|PHOENIX|gfx1103", "AMD Radeon 780M (gfx1103), f16"),
-}
 
 _MISSING_VULKAN = (
     "No Vulkan device was found. Install a Vulkan 1.3 driver: on Debian or Ubuntu "
@@ -76,17 +58,6 @@ class FoundDevice:
     fault: str
 
 
-def known_device(name: str) -> KnownDevice:
-    """What a device name stands for.
-
-    Raises:
-        DeviceError: the name is unknown; the message lists the known ones.
-    """
-    if name not in KNOWN_DEVICES:
-        raise DeviceError(f"unknown device {name!r}; the known ones are {', '.join(KNOWN_DEVICES)}")
-    return KNOWN_DEVICES[name]
-
-
 def open_device(name: str, *, threads: int | None = None) -> Device:
     """Open a known device by name.
 
@@ -96,9 +67,11 @@ def open_device(name: str, *, threads: int | None = None) -> Device:
 
     Raises:
         DeviceError: the name is unknown, its driver is missing, or no device of that name is present.
+        Unproven: the name can only be compiled for.
         SettingError: the number of threads is not a positive whole number.
     """
-    known = known_device(name)
+    known = known_target(name)
+    check_runnable(known)
     return open_matching(name, known.driver, known.match, threads=threads)
 
 
@@ -112,6 +85,8 @@ def open_matching(name: str, driver: str, match: str, *, threads: int | None = N
     if driver == "local-task":
         hal = _open_local_task(_thread_count(threads))
         return Device(name, driver, cpu_name(), cpu_flags(), hal, Transfer(hal))
+    if driver != "vulkan":
+        raise DeviceError(f"device {name!r} needs IREE's driver {driver!r}, which this version does not open")
     device_id, description = _find_vulkan(name, match)
     hal = _open_vulkan(device_id)
     return Device(name, driver, description, cpu_flags(), hal, Transfer(hal))
@@ -122,8 +97,10 @@ def check_present(name: str) -> None:
 
     Raises:
         DeviceError: the name is unknown, its driver is missing, or no device of that name is present.
+        Unproven: the name can only be compiled for.
     """
-    known = known_device(name)
+    known = known_target(name)
+    check_runnable(known)
     if known.driver == "vulkan":
         _find_vulkan(name, known.match)
 
@@ -143,7 +120,7 @@ def _find_vulkan(name: str, match: str) -> tuple[int, str]:
 
 def list_devices() -> list[FoundDevice]:
     """What each driver finds, CPU first; a driver that finds nothing gives one row with its fault."""
-    local = tuple(name for name, known in KNOWN_DEVICES.items() if known.driver == "local-task")
+    local = tuple(name for name, known in known_targets().items() if known.driver == "local-task")
     found = [FoundDevice("local-task", cpu_name(), local, "")]
     try:
         present = _vulkan_devices()
@@ -157,7 +134,7 @@ def names_for(description: str) -> tuple[str, ...]:
     """The known names that mean the Vulkan device of this description."""
     return tuple(
         name
-        for name, known in KNOWN_DEVICES.items()
+        for name, known in known_targets().items()
         if known.driver == "vulkan" and re.search(known.match, description, re.IGNORECASE)
     )
 

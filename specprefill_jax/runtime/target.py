@@ -3,8 +3,9 @@
 import re
 
 from specprefill_jax.artifact.manifest import DeviceTarget, Manifest
+from specprefill_jax.artifact.targets import known_target
 from specprefill_jax.errors import DeviceError, Unproven, WrongTarget
-from specprefill_jax.runtime.device import Device, known_device, names_for, open_matching
+from specprefill_jax.runtime.device import Device, names_for, open_matching
 
 
 def open_device_for(manifest: Manifest, asked: str | None = None, *, threads: int | None = None) -> Device:
@@ -20,7 +21,7 @@ def open_device_for(manifest: Manifest, asked: str | None = None, *, threads: in
     """
     target = manifest.device
     if asked is not None and asked != target.name:
-        known_device(asked)
+        known_target(asked)
         raise WrongTarget(
             f"artifact {manifest.name!r} is compiled for {_wanted(target)}, but device {asked!r} was asked "
             "for. " + _remedy(asked)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from specprefill_jax.artifact.host import cpu_flags, cpu_name
-from specprefill_jax.errors import DeviceError, SettingError
+from specprefill_jax.artifact.targets import known_targets
+from specprefill_jax.errors import DeviceError, SettingError, Unproven
 from specprefill_jax.runtime.device import (
-    KNOWN_DEVICES,
+    check_present,
     list_devices,
     names_for,
     open_device,
@@ -34,7 +35,7 @@ def run_python(code: str, **environment: str) -> str:
 
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(
-        DeviceError, match=r"unknown device 'gpu'; .* cpu, cpu-portable, vulkan, llvmpipe, .*780m"
+        DeviceError, match=r"unknown device 'gpu'; .* cpu, cpu-portable, .*llvmpipe, .*780m, .*vulkan"
     ):
         open_device("gpu")
 
@@ -68,8 +69,40 @@ def test_the_radeon_is_known_by_the_names_its_drivers_give_it():
         "AMD Radeon Graphics (RADV PHOENIX)",
         "AMD Radeon(TM) 780M",
     ):
-        assert names_for(name) == ("vulkan", "radeon-780m")
-    assert names_for("NVIDIA GeForce RTX 4090") == ("vulkan",)
+        assert {"vulkan", "radeon-780m"} <= set(names_for(name)) <= {"vulkan", "radeon-780m", "rdna3"}
+
+
+@pytest.mark.parametrize(
+    ("description", "names"),
+    [
+        ("AMD Radeon RX 7900 XTX (RADV NAVI31)", ["rdna3"]),
+        ("AMD Radeon PRO W7800", ["rdna3"]),
+        ("AMD Radeon 740M (RADV GFX1103_R2)", ["radeon-780m", "rdna3"]),
+        ("Radeon 8060S Graphics (RADV GFX1151)", ["rdna3"]),
+        ("AMD Radeon RX 6800 XT (RADV NAVI21)", ["rdna2"]),
+        ("AMD Custom GPU 0405 (RADV VANGOGH)", ["rdna2"]),
+        ("AMD Radeon 680M (RADV REMBRANDT)", ["rdna2"]),
+        ("AMD Radeon RX 5700 XT (RADV NAVI10)", []),
+        ("AMD Radeon RX 9070 XT (RADV GFX1201)", []),
+        ("NVIDIA GeForce RTX 3060 Laptop GPU", ["nvidia"]),
+        ("NVIDIA GeForce RTX 4090", ["nvidia"]),
+        ("NVIDIA RTX A6000", ["nvidia"]),
+        ("NVIDIA RTX 6000 Ada Generation", ["nvidia"]),
+        ("NVIDIA A100-SXM4-80GB", ["nvidia"]),
+        ("NVIDIA L40S", ["nvidia"]),
+        ("NVIDIA GeForce GTX 1080", []),
+        ("NVIDIA GeForce RTX 2080", []),
+        ("Intel(R) Arc(tm) A770 Graphics (DG2)", []),
+    ],
+)
+def test_a_gpu_is_known_by_its_family(description: str, names: list[str]):
+    assert names_for(description) == (*names, "vulkan")
+
+
+def test_a_name_that_can_only_be_compiled_for_is_refused_with_its_reason():
+    for refuse in (open_device, check_present):
+        with pytest.raises(Unproven, match=r"'hip-gfx1103' can be compiled for but not run: nothing .* HIP"):
+            refuse("hip-gfx1103")
 
 
 @pytest.mark.vulkan
@@ -78,8 +111,8 @@ def test_the_list_holds_the_cpu_and_lavapipe_with_the_names_that_mean_them():
     assert found[0].driver == "local-task"
     assert found[0].names == ("cpu", "cpu-portable")
     lavapipe = next(device for device in found if "llvmpipe" in device.description)
-    assert lavapipe.names == ("vulkan", "llvmpipe", "llvmpipe-f16")
-    assert {name for device in found for name in device.names} <= set(KNOWN_DEVICES)
+    assert lavapipe.names == ("llvmpipe", "llvmpipe-f16", "vulkan")
+    assert {name for device in found for name in device.names} <= set(known_targets())
 
 
 NO_VULKAN = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"}

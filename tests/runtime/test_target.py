@@ -49,7 +49,7 @@ def test_a_radeon_artifact_is_refused_on_lavapipe_before_anything_is_loaded(arti
     other = Artifact(artifact.directory / "absent", made_for(artifact.manifest, RADEON))
     with pytest.raises(
         WrongTarget,
-        match=r"for 'radeon-780m' .*device found is 'llvmpipe' \(llvmpipe .* NAME being vulkan or llvmpipe",
+        match=r"for 'radeon-780m' .*device found is 'llvmpipe' \(llvmpipe .* NAME being llvmpipe or ",
     ):
         Program.load(other, "draft", open_device("llvmpipe"), prove=False)
 
