@@ -53,6 +53,10 @@ class WrongTarget(SpecPrefillError):
     """An artifact was compiled for another target than the device found; it would run silently wrong."""
 
 
+class WrongVersion(ArtifactError):
+    """An artifact was made with another version of IREE than the one that is installed."""
+
+
 class Unproven(SpecPrefillError):
     """An artifact carries no proof that it computes right results (`proof: none`), so it is not run."""
 

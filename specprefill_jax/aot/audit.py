@@ -21,6 +21,40 @@ from specprefill_jax.errors import CompileError
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # the file format's own layout: APPNOTE.TXT 4.3.7
 _LOCAL_CRC, _CENTRAL_CRC = 14, 16
 
+# What a shader's capabilities ask of a device, in the words in which IREE describes one; "" for what every
+# device of IREE's Vulkan driver has, and for 16-bit and 64-bit numbers, which IREE does not tell (a driver
+# without them refuses the shader).
+_FEATURES = {
+    0: "",  # Matrix
+    1: "",  # Shader
+    9: "shaderFloat16",
+    10: "",  # Float64
+    11: "",  # Int64
+    22: "",  # Int16
+    39: "shaderInt8",
+    61: "subgroupBasic",
+    62: "subgroupVote",
+    63: "subgroupArithmetic",
+    64: "subgroupBallot",
+    65: "subgroupShuffle",
+    66: "subgroupShuffleRelative",
+    67: "subgroupClustered",
+    4433: "storageBuffer16BitAccess",
+    4434: "storageBuffer16BitAccess",
+    4448: "storageBuffer8BitAccess",
+    4449: "storageBuffer8BitAccess",
+    5116: "shaderBFloat16Type",
+    5117: "shaderBFloat16DotProduct",
+    5118: "shaderBFloat16CooperativeMatrix",
+    5345: "",  # VulkanMemoryModel
+    5347: "bufferDeviceAddress",
+    6016: "shaderIntegerDotProduct",
+    6017: "shaderIntegerDotProduct",
+    6018: "shaderIntegerDotProduct",
+    6019: "shaderIntegerDotProduct",
+    6022: "cooperativeMatrix",
+}
+
 
 @dataclass(frozen=True)
 class Audited:
@@ -31,12 +65,14 @@ class Audited:
         shaders: how many it holds.
         products: cooperative matrix products in them.
         repaired: products whose operands were put right.
+        features: what the shaders need of a device, in IREE's words.
     """
 
     module: bytes
     shaders: int
     products: int
     repaired: int
+    features: frozenset[str]
 
 
 def compile_audited(text: str, target: Target, name: str) -> Audited:
@@ -47,7 +83,7 @@ def compile_audited(text: str, target: Target, name: str) -> Audited:
     """
     module = compile_module(text, target.flags, name)
     if target.device.driver != "vulkan":
-        return Audited(module, 0, 0, 0)
+        return Audited(module, 0, 0, 0, frozenset())
     return audit(module, target.cooperative, name)
 
 
@@ -63,11 +99,13 @@ def audit(module: bytes, products: Products, name: str) -> Audited:
     """
     archive, repaired_module = zipfile.ZipFile(BytesIO(module)), bytearray(module)
     shaders = total = repaired = 0
+    features: set[str] = set()
     for index, entry in enumerate(archive.infolist()):
         if not entry.filename.endswith("_vulkan_spirv_fb.fb"):
             continue
         data = archive.read(entry)
         for start, shader in _find_shaders(data, f"{name}: {entry.filename}"):
+            features |= _needed(shader, name)
             faults = len(_wrong(shader, products))
             if faults:
                 fixed = _repaired(shader, products, name).to_bytes()
@@ -76,7 +114,18 @@ def audit(module: bytes, products: Products, name: str) -> Audited:
         _replace(repaired_module, archive, index, data)
     if not shaders:
         raise CompileError(f"{name}: the audit finds no shader in the module")
-    return Audited(bytes(repaired_module), shaders, total, repaired)
+    return Audited(bytes(repaired_module), shaders, total, repaired, frozenset(features))
+
+
+def _needed(shader: Shader, name: str) -> set[str]:
+    """Features of a device that the shader declares to use."""
+    unknown = sorted(shader.capabilities() - _FEATURES.keys())
+    if unknown:
+        raise CompileError(
+            f"{name}: {shader.name} needs the SPIR-V capabilities {unknown}, and the audit does not know "
+            "what they ask of a device"
+        )
+    return {_FEATURES[capability] for capability in shader.capabilities()} - {""}
 
 
 def _repaired(shader: Shader, products: Products, name: str) -> Shader:

@@ -5,34 +5,26 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from specprefill_jax.aot.audit import compile_audited
-from specprefill_jax.aot.export import DTYPES, Shapes, export_module, state_tensors
+from specprefill_jax.aot.export import Shapes, export_module, state_tensors
 from specprefill_jax.aot.recipe import ModelRecipe, Recipe
+from specprefill_jax.aot.self_test import make_self_test
 from specprefill_jax.aot.targets import Target, target_for
 from specprefill_jax.aot.weights import write_archive
 from specprefill_jax.artifact.hashing import describe_files
-from specprefill_jax.artifact.manifest import SCHEMA, Build, Manifest, Model, SelfTest
+from specprefill_jax.artifact.manifest import SCHEMA, Build, Manifest, Model
 from specprefill_jax.errors import FileMissing, RecipeError
-from specprefill_jax.models import qwen35
-from specprefill_jax.models.checkpoint import load_parameters
+from specprefill_jax.models.checkpoint import parameter_specs
 from specprefill_jax.models.config import TextConfig, read_config
 from specprefill_jax.models.layers import POSITIONS
-from specprefill_jax.models.parameters import Block
 
 TOOLS = ("jax", "jaxlib", "iree-base-compiler", "iree-base-runtime", "numpy", "ml_dtypes")
-# Largest difference to the JAX reference in units of the largest logit, by format of the matrices: the
-# rounding of f32 sums in another order, and of activations to bf16 or f16 in other places. A wrong target is
-# off by 1.
-TOLERANCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 8e-2}
 
 
 def build_artifact(recipe: Recipe, device: str, out: Path, say: Callable[[str], None]) -> Path:
@@ -52,14 +44,15 @@ def build_artifact(recipe: Recipe, device: str, out: Path, say: Callable[[str], 
         if not source.is_file():
             raise FileMissing(f"no {name} at {source}, which the recipe names")
         shutil.copyfile(source, out / name)
-    models, texts = {}, {}
+    models, texts, features = {}, {}, set()
     for role, model in _models(recipe).items():
-        models[role], texts[role] = _build_model(role, model, configs[role], target, out, say)
+        models[role], texts[role], used = _build_model(role, model, configs[role], target, out, say)
+        features |= used
     say("hashing the files")
     manifest = Manifest(
         schema=SCHEMA,
         name=recipe.name,
-        device=target.device,
+        device=replace(target.device, features=tuple(sorted(features))),
         proof=target.proof,
         minimum_tokens=recipe.minimum_tokens,
         tokenizer="tokenizer.json",
@@ -103,7 +96,8 @@ def module_shapes(model: ModelRecipe, target: Target) -> Shapes:
 
 def _build_model(
     role: str, model: ModelRecipe, config: TextConfig, target: Target, out: Path, say: Callable[[str], None]
-) -> tuple[Model, str]:
+) -> tuple[Model, str, frozenset[str]]:
+    """Writes the module, the archive and the self-test; the program's text, and what it needs of a device."""
     shapes = module_shapes(model, target)
     write_archive(model.checkpoint, config, shapes, out / f"{role}.irpa", say)
     say(f"tracing the {role}")
@@ -112,6 +106,7 @@ def _build_model(
     audited = compile_audited(text, target, f"{role} for {target.device.name}")
     (out / f"{role}.vmfb").write_bytes(audited.module)
     say(f"computing the {role}'s self-test")
+    make_self_test(model.checkpoint, config, shapes).write(out / f"{role}.self_test.json")
     described = Model(
         module=f"{role}.vmfb",
         parameters=f"{role}.irpa",
@@ -126,63 +121,13 @@ def _build_model(
         blocks=tuple(model.blocks),
         capacities=tuple(model.capacities),
         state=state_tensors(config),
-        self_test=self_test(model.checkpoint, config, shapes),
+        largest_parameter=_largest_parameter(config, shapes),
+        self_test=f"{role}.self_test.json",
     )
-    return described, text
+    return described, text, audited.features
 
 
-class _OneAtATime(tuple[Block, ...]):
-    """Layers of NumPy arrays; each becomes JAX's when an iteration reaches it, and is let go of after it."""
-
-    def __iter__(self) -> Iterator[Block]:
-        return (jax.tree.map(jnp.asarray, layer) for layer in super().__iter__())
-
-
-def self_test(checkpoint: Path, config: TextConfig, shapes: Shapes) -> SelfTest:
-    """Fixed tokens at positions with gaps, and the logits that JAX computes for them.
-
-    The reference runs operation by operation, layer by layer from the mapped checkpoint, so that it needs
-    little memory.
-    """
-    generator = np.random.default_rng(0)
-    tokens = generator.integers(0, config.vocab_size, 6)
-    count, next_token = len(tokens) - 1, int(tokens[-1])
-    positions = (0, 1, 5, 6, 40)
-    picked = sorted(
-        int(i) for i in generator.choice(config.vocab_size, min(16, config.vocab_size), replace=False)
-    )
-    model = load_parameters(checkpoint, config, DTYPES[shapes.numerics])
-    model = replace(
-        model,
-        embed_tokens=jnp.asarray(model.embed_tokens),
-        layers=_OneAtATime(model.layers),
-        norm=jnp.asarray(model.norm),
-        lm_head=None if model.lm_head is None else jnp.asarray(model.lm_head),
-    )
-    scalar = jnp.int32
-    state = qwen35.initial_state(config, shapes.blocks[0])
-    with jax.disable_jit():
-        hidden, _, state = qwen35.prefill(
-            config, model, _padded(tokens[:count]), _padded(positions), scalar(count), scalar(0), state
-        )
-        prefilled = np.asarray(qwen35.head(model, hidden))
-        decoded, _, _ = qwen35.decode(
-            config, model, scalar(next_token), scalar(positions[-1] + 1), scalar(count), state
-        )
-    return SelfTest(
-        tokens=tuple(int(token) for token in tokens[:count]),
-        positions=positions,
-        block=shapes.blocks[0],
-        capacity=shapes.capacities[0],
-        next_token=next_token,
-        logits_index=tuple(picked),
-        prefill_logits=tuple(float(prefilled[i]) for i in picked),
-        decode_logits=tuple(float(decoded[i]) for i in picked),
-        tolerance=TOLERANCE[shapes.numerics],
-    )
-
-
-def _padded(values: object) -> jax.Array:
-    """The values and padding up to a block of 16."""
-    given = np.asarray(values, np.int32)
-    return jnp.asarray(np.pad(given, (0, 16 - len(given))))
+def _largest_parameter(config: TextConfig, shapes: Shapes) -> int:
+    """Bytes of the largest weight in the archive."""
+    stored = (shapes.stored_shape(spec) for spec in parameter_specs(config))
+    return max(math.prod(weight.shape) * weight.dtype.itemsize for weight in stored)

@@ -13,7 +13,7 @@ MAGIC = 0x07230203
 _HEADER_WORDS = 5
 
 _NOP, _NAME, _MEMBER_NAME, _DECORATE, _MEMBER_DECORATE = 0, 5, 6, 71, 72
-_ENTRY_POINT, _TYPE_INT, _TYPE_FLOAT = 15, 21, 22
+_ENTRY_POINT, _CAPABILITY, _TYPE_INT, _TYPE_FLOAT = 15, 17, 21, 22
 _CONVERT = 115
 _TYPE_MATRIX, _PRODUCT = 4456, 4459
 _ABOUT_IDS = (_NAME, _MEMBER_NAME, _DECORATE, _MEMBER_DECORATE)
@@ -74,6 +74,14 @@ class Shader:
                 text = struct.pack(f"<{len(instruction.operands) - 2}I", *instruction.operands[2:])
                 return text.partition(b"\0")[0].decode(errors="replace")
         return ""
+
+    def capabilities(self) -> frozenset[int]:
+        """What it declares to need, by the numbers of the specification."""
+        return frozenset(
+            instruction.operands[0]
+            for instruction in self.instructions
+            if instruction.opcode == _CAPABILITY and instruction.operands
+        )
 
     def products(self) -> tuple[Product, ...]:
         """Its cooperative multiply-adds. An operand that is no cooperative matrix has the type "unknown"."""

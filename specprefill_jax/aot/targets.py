@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from specprefill_jax.artifact.hashing import sha256_of
-from specprefill_jax.artifact.host import cpu_flags
+from specprefill_jax.artifact.host import cpu_flags, cpu_name
 from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.artifact.manifest import DeviceTarget, Proof
 from specprefill_jax.artifact.targets import KnownTarget, known_target
@@ -86,7 +86,16 @@ def make_target(known: KnownTarget) -> Target:
         flags = (*flags, f"{TUNING_FLAG}={known.tuning}@__kernel_config")
         tuning = {known.tuning: sha256_of(embedded("compile") / known.tuning)}
     return Target(
-        device=DeviceTarget(known.name, known.driver, known.target, features, known.match),
+        device=DeviceTarget(
+            name=known.name,
+            driver=known.driver,
+            target=known.target,
+            cpu=cpu_name() if known.target == "host" else "",
+            cpu_features=features,
+            device_match=known.match,
+            subgroup_sizes=known.subgroup_sizes,
+            features=(),  # follow from the shaders
+        ),
         flags=flags,
         numerics=known.numerics,
         tiled=known.tiled,

@@ -8,6 +8,7 @@ for, how to prove that they compute right there, and how to build the same bytes
 import dataclasses
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -15,11 +16,13 @@ from pathlib import Path, PurePosixPath
 from specprefill_jax.artifact import strict
 from specprefill_jax.errors import ArtifactError, FileMissing
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST_NAME = "manifest.json"
 DRIVERS = ("local-task", "vulkan", "hip")
 NUMERICS = ("f32", "bf16", "f16")
 ROLES = ("draft", "target")
+ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+COMPILER, RUNTIME = "iree-base-compiler", "iree-base-runtime"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,25 +42,9 @@ class StateTensor:
         """Its shape in the entries of one capacity (slots)."""
         return tuple(capacity if size == "C" else int(size) for size in self.shape)
 
-
-@dataclasses.dataclass(frozen=True)
-class SelfTest:
-    """Fixed inputs and the outputs that they must give.
-
-    `tokens` at `positions` are prefilled as one block from zero state; the head of the hidden state must give
-    `prefill_logits` at `logits_index`. Then `next_token` is decoded at `positions[-1] + 1` and must give
-    `decode_logits`. Every absolute difference is at most `tolerance * max(1, largest expected magnitude)`.
-    """
-
-    tokens: tuple[int, ...]
-    positions: tuple[int, ...]
-    block: int
-    capacity: int
-    next_token: int
-    logits_index: tuple[int, ...]
-    prefill_logits: tuple[float, ...]
-    decode_logits: tuple[float, ...]
-    tolerance: float
+    def bytes_at(self, capacity: int) -> int:
+        """Its size in the entries of one capacity (slots)."""
+        return math.prod(self.shape_at(capacity)) * ELEMENT_BYTES[self.dtype]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +54,8 @@ class Model:
     Tokens can stand at positions 0..`positions`-1. `rows` (R) counts the query rows that `prefill_rows`
     returns; 0 means that the model returns no rows.
     An entry `prefill_T{T}_C{C}` exists for every block length T and capacity C with T <= C.
+    `largest_parameter` is the size of the largest weight in bytes: each is an allocation of its own.
+    `self_test` names the file of the self-test (see `artifact.self_test`).
     """
 
     module: str
@@ -82,22 +71,38 @@ class Model:
     blocks: tuple[int, ...]
     capacities: tuple[int, ...]
     state: tuple[StateTensor, ...]
-    self_test: SelfTest | None
+    largest_parameter: int
+    self_test: str | None
+
+    def state_bytes(self, capacity: int) -> int:
+        """Device memory of a state of `capacity` slots."""
+        return sum(tensor.bytes_at(capacity) for tensor in self.state)
+
+    @property
+    def largest_allocation(self) -> int:
+        """The largest single buffer that it needs in its largest entries, in bytes."""
+        states = (tensor.bytes_at(self.capacities[-1]) for tensor in self.state)
+        return max([self.largest_parameter, *states])
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceTarget:
     """What the modules were compiled for.
 
-    `cpu_features` are the /proc/cpuinfo flags that the code needs. `device_match` is a regular expression to
-    be found in the name of the Vulkan device, case aside; "" accepts any.
+    `cpu_features` are the /proc/cpuinfo flags that the code needs; `cpu` is the CPU that it was compiled on
+    where the target is "host". `device_match` is a regular expression to be found in the name of the Vulkan
+    device, case aside; "" accepts any. The shaders ask for `subgroup_sizes` and use `features`, both in the
+    words in which IREE describes a Vulkan device.
     """
 
     name: str
     driver: str
     target: str
+    cpu: str
     cpu_features: tuple[str, ...]
     device_match: str
+    subgroup_sizes: tuple[int, ...]
+    features: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +146,13 @@ class Manifest:
     models: Mapping[str, Model]
     files: Mapping[str, FileEntry]
     build: Build
+
+    @property
+    def least_bytes(self) -> int:
+        """Device memory below which nothing can run: the weights, and each model's smallest state."""
+        archives = {model.parameters for model in self.models.values()}
+        states = sum(model.state_bytes(model.capacities[0]) for model in self.models.values())
+        return states + sum(self.files[name].bytes for name in archives)
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
@@ -224,6 +236,8 @@ def _check(manifest: Manifest) -> None:
     _require(proof.kind == "self-test" or proof.reason != "", "proof none needs a reason")
     _require(manifest.minimum_tokens >= 0, f"minimum_tokens {manifest.minimum_tokens} is negative")
     _require(len(manifest.models) > 0, "models is empty")
+    for tool in (COMPILER, RUNTIME):
+        _require(tool in manifest.build.tools, f"build.tools lacks {tool}")
     for name, entry in manifest.files.items():
         path = PurePosixPath(name)
         _require(
@@ -252,7 +266,7 @@ def _check_model(model: Model, where: str, manifest: Manifest) -> None:
     _require(
         model.numerics in NUMERICS, f"{where}.numerics {model.numerics!r} is none of {', '.join(NUMERICS)}"
     )
-    for field in ("layers", "hidden", "vocabulary", "positions", "query_heads"):
+    for field in ("layers", "hidden", "vocabulary", "positions", "query_heads", "largest_parameter"):
         _require(getattr(model, field) >= 1, f"{where}.{field} must be at least 1")
     _require(0 <= model.attention_layers <= model.layers, f"{where}.attention_layers is not within 0..layers")
     for field in ("blocks", "capacities"):
@@ -281,30 +295,9 @@ def _check_model(model: Model, where: str, manifest: Manifest) -> None:
             tensor.dtype in NUMERICS, f"{where}.state {tensor.name}: dtype is none of {', '.join(NUMERICS)}"
         )
     if model.self_test is not None:
-        _check_self_test(model.self_test, model, f"{where}.self_test")
+        _require(model.self_test in manifest.files, f"{where}.self_test {model.self_test!r} is not in files")
     else:
         _require(manifest.proof.kind == "none", f"{where}.self_test is missing, though proof is self-test")
-
-
-def _check_self_test(test: SelfTest, model: Model, where: str) -> None:
-    count = len(test.tokens)
-    _require(
-        1 <= count == len(test.positions), f"{where}: tokens and positions must be as many, and at least one"
-    )
-    fits = count <= test.block <= test.capacity and count < test.capacity
-    _require(
-        test.block in model.blocks and test.capacity in model.capacities and fits,
-        f"{where}: needs a block and a capacity of the model, tokens <= block <= capacity, room for one more",
-    )
-    ids = (*test.tokens, test.next_token, *test.logits_index)
-    _require(all(0 <= token < model.vocabulary for token in ids), f"{where}: an id is outside the vocabulary")
-    rising = all(a < b for a, b in itertools.pairwise(test.positions))
-    _require(test.positions[0] >= 0 and rising, f"{where}.positions must rise")
-    _require(
-        0 < len(test.logits_index) == len(test.prefill_logits) == len(test.decode_logits),
-        f"{where}: logits_index, prefill_logits and decode_logits must be as many, and at least one",
-    )
-    _require(test.tolerance > 0, f"{where}.tolerance must be positive")
 
 
 def _require(condition: bool, message: str) -> None:

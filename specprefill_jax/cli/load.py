@@ -7,7 +7,9 @@ from specprefill_jax.engine import Engine
 from specprefill_jax.runtime.device import check_present
 
 
-def load_engine(artifact: str | None, device: str | None, waiting: Waiting) -> Engine:
+def load_engine(
+    artifact: str | None, device: str | None, waiting: Waiting, *, self_test: bool = True
+) -> Engine:
     """The engine of an artifact, or of the demo pair on a device (cpu unless named).
 
     Raises:
@@ -16,7 +18,7 @@ def load_engine(artifact: str | None, device: str | None, waiting: Waiting) -> E
         and all that `Engine.load` raises.
     """
     if artifact is not None:
-        return Engine.load(artifact, device, watch=waiting)
+        return Engine.load(artifact, device, self_test=self_test, watch=waiting)
     device = device or "cpu"
     check_present(device)  # compiling takes longer than finding out that the device is not here
     directory = demo_artifact(device)
@@ -25,4 +27,4 @@ def load_engine(artifact: str | None, device: str | None, waiting: Waiting) -> E
         from specprefill_jax.cli.compile import compile_demo
 
         compile_demo(device, directory, waiting.say)
-    return Engine.load(directory, device, watch=waiting)
+    return Engine.load(directory, device, self_test=self_test, watch=waiting)

@@ -39,8 +39,9 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="see `specprefill devices` (default: the artifact's; cpu for the demo)",
+        help="default: the artifact's; cpu for the demo pair",
     )
+    parser.add_argument("--skip-self-test", action="store_true", help="load without testing the models")
     parser.add_argument("--settings", type=Path, metavar="FILE", help="settings from a TOML file")
 
 

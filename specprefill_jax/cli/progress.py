@@ -18,7 +18,8 @@ DELAY_S = 1.0
 
 NAMES = {
     "check": "Checking files (bytes)",
-    "load": "Loading the models and testing them",
+    "load": "Loading the models",
+    "test": "Testing a model on this device",
     "score": "Scoring",
     "prefill": "Prefill",
     "decode": "Answering",

@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = options.read_prompt(arguments)
     result = None
     with Waiting() as waiting:
-        engine = load_engine(arguments.artifact, arguments.device, waiting)
+        engine = load_engine(
+            arguments.artifact, arguments.device, waiting, self_test=not arguments.skip_self_test
+        )
         answer = engine.stream(prompt, settings, raw=arguments.raw, prefix=arguments.prefix, watch=waiting)
         for part in answer:
             if isinstance(part, Result):

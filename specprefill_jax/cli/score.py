@@ -40,7 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = options.read_settings(arguments)
     prompt = options.read_prompt(arguments)
     with Waiting() as waiting:
-        engine = load_engine(arguments.artifact, arguments.device, waiting)
+        engine = load_engine(
+            arguments.artifact, arguments.device, waiting, self_test=not arguments.skip_self_test
+        )
         scored = engine.score(prompt, settings, raw=arguments.raw, prefix=arguments.prefix, watch=waiting)
     note = Console(file=sys.stderr)
     if arguments.json:

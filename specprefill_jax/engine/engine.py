@@ -30,7 +30,7 @@ from specprefill_jax.errors import (
 from specprefill_jax.policy import Status, decide
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.state import State
-from specprefill_jax.runtime.target import check_proof, check_target, open_device_for
+from specprefill_jax.runtime.target import check_proof, check_target, check_versions, open_device_for
 from specprefill_jax.sampling import sample
 from specprefill_jax.selection import keeps_everything, select
 from specprefill_jax.settings import Settings
@@ -69,6 +69,7 @@ class Engine:
         artifact: str | Path | Artifact | None = None,
         device: str | None = None,
         *,
+        self_test: bool = True,
         watch: Watch | None = None,
     ) -> "Engine":
         """Open an artifact, check it, and prove both of its models on its device.
@@ -77,11 +78,15 @@ class Engine:
             artifact: A path or a name, or one that is open already. None: the embedded demo pair, which
                 must have been compiled for the device before.
             device: The device that the artifact must be for. None: whichever it was compiled for.
-            watch: Hears bytes checked, as phase "check", and models loaded, as phase "load".
+            self_test: Whether both models compute right results is tested where they have not been tested on
+                this device before. False leaves that out.
+            watch: Hears bytes checked, as phase "check", models loaded, as phase "load", and entries tested,
+                as phase "test".
 
         Raises:
             FileMissing, ArtifactError, HashMismatch: it is not there, or incomplete, or was changed.
             DeviceError, WrongTarget: the device is unknown, or the artifact was made for another.
+            WrongVersion: it was made by another version of IREE.
             Unproven, SelfTestFailed: nothing shows that it computes right here, or it does not.
             TemplateError: its chat template is invalid. SettingError: SPECPREFILL_THREADS is no number.
             DeviceFailed: the device ran out of memory, or was lost.
@@ -92,15 +97,25 @@ class Engine:
             artifact = open_artifact(directory, lambda done, total: watcher("check", done, total))
         manifest = artifact.manifest
         check_proof(manifest)
+        check_versions(manifest)
         opened = open_device_for(manifest, device)
         check_target(manifest, opened)
         chat = Chat.load(
             artifact.path(manifest.tokenizer), artifact.path(manifest.chat_template), manifest.stop_ids
         )
-        watcher("load", 0, 2)
-        draft = Program.load(artifact, "draft", opened)
-        watcher("load", 1, 2)
-        return cls(artifact, chat, draft, Program.load(artifact, "target", opened))
+        programs = []
+        for loaded, role in enumerate(("draft", "target")):
+            watcher("load", loaded, 2)
+            programs.append(
+                Program.load(
+                    artifact,
+                    role,
+                    opened,
+                    self_test=self_test,
+                    progress=lambda done, total: watcher("test", done, total),
+                )
+            )
+        return cls(artifact, chat, *programs)
 
     def generate(
         self,

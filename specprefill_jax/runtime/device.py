@@ -5,12 +5,14 @@ import functools
 import logging
 import os
 import re
+from typing import Any
 
 import iree.runtime as iree
 
 from specprefill_jax.artifact.host import cpu_flags, cpu_name
 from specprefill_jax.artifact.targets import check_runnable, known_target, known_targets
 from specprefill_jax.errors import DeviceError, SettingError
+from specprefill_jax.runtime.facts import Facts, parse_facts
 from specprefill_jax.runtime.transfer import Transfer
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class Device:
         driver: the IREE driver behind it.
         description: what the driver, or the CPU, calls itself.
         cpu_flags: the /proc/cpuinfo flags of this machine.
+        facts: what IREE tells of a Vulkan device; None for the CPU.
         hal: IREE's handle.
         transfer: reads and writes its buffers.
     """
@@ -41,6 +44,7 @@ class Device:
     driver: str
     description: str
     cpu_flags: frozenset[str]
+    facts: Facts | None
     hal: iree.HalDevice
     transfer: Transfer
 
@@ -84,12 +88,12 @@ def open_matching(name: str, driver: str, match: str, *, threads: int | None = N
     """
     if driver == "local-task":
         hal = _open_local_task(_thread_count(threads))
-        return Device(name, driver, cpu_name(), cpu_flags(), hal, Transfer(hal))
+        return Device(name, driver, cpu_name(), cpu_flags(), None, hal, Transfer(hal))
     if driver != "vulkan":
         raise DeviceError(f"device {name!r} needs IREE's driver {driver!r}, which this version does not open")
     device_id, description = _find_vulkan(name, match)
     hal = _open_vulkan(device_id)
-    return Device(name, driver, description, cpu_flags(), hal, Transfer(hal))
+    return Device(name, driver, description, cpu_flags(), _vulkan_facts(device_id), hal, Transfer(hal))
 
 
 def check_present(name: str) -> None:
@@ -181,6 +185,12 @@ def _open_vulkan(device_id: int) -> iree.HalDevice:
             f"the Vulkan driver lists a device that it cannot open: {error}. It needs Vulkan 1.3 with "
             "timeline semaphores; update the driver"
         ) from error
+
+
+@functools.cache
+def _vulkan_facts(device_id: int) -> Facts:
+    driver: Any = iree.get_driver("vulkan")  # its stubs lack this method
+    return parse_facts(driver.dump_device_info(device_id))
 
 
 def _vulkan_devices() -> list[tuple[int, str]]:

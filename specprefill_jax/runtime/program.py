@@ -2,21 +2,23 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import iree.runtime as iree
 import numpy as np
 from jaxtyping import Float, Int
 
-from specprefill_jax.artifact.manifest import Model, SelfTest
+from specprefill_jax.artifact.manifest import Model
+from specprefill_jax.artifact.self_test import SelfTest
 from specprefill_jax.artifact.verify import Artifact
 from specprefill_jax.errors import ArtifactError, PromptTooLong
 from specprefill_jax.runtime.blocks import plan_blocks
 from specprefill_jax.runtime.device import Device
 from specprefill_jax.runtime.failure import blames_the_device, device_failed, failing_as
-from specprefill_jax.runtime.self_test import check_logits
+from specprefill_jax.runtime.proven import is_proven, note_proven
+from specprefill_jax.runtime.self_test import Outcome, require_passed, run_self_test
 from specprefill_jax.runtime.state import Snapshot, State
-from specprefill_jax.runtime.target import check_proof, check_target
+from specprefill_jax.runtime.target import check_proof, check_target, check_versions
 from specprefill_jax.runtime.transfer import Input, as_int32, same_memory
 
 BeforeBlock = Callable[[int, int], None]
@@ -73,25 +75,34 @@ class Program:
         self._hidden = Input(device.hal, (model.hidden,), "f32")
 
     @classmethod
-    def load(cls, artifact: Artifact, role: str, device: Device, *, prove: bool = True) -> "Program":
+    def load(
+        cls,
+        artifact: Artifact,
+        role: str,
+        device: Device,
+        *,
+        self_test: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "Program":
         """Load one model of an artifact whose files have been checked, and prove it on this device.
 
         Args:
             role: "draft" or "target".
-            prove: False leaves out the refusal of `proof: none` and the self-test. It is for the tests that
-                are the proof; the check of the target always runs.
+            self_test: False leaves out the self-test, which otherwise runs unless it passed here before.
+            progress: hears entries tested, and entries in all.
 
         Raises:
             WrongTarget: the artifact was compiled for another device.
+            WrongVersion: or by another version of IREE.
             Unproven: its manifest says `proof: none`.
             ArtifactError: it has no such model, or module and manifest disagree.
             SelfTestFailed: it computes wrong results here.
             DeviceFailed: the device ran out of memory, or was lost.
         """
         manifest = artifact.manifest
+        check_proof(manifest)
+        check_versions(manifest)
         check_target(manifest, device)
-        if prove:
-            check_proof(manifest)
         model = manifest.models.get(role)
         if model is None:
             present = ", ".join(manifest.models)
@@ -99,26 +110,28 @@ class Program:
         label = f"the {role} of artifact {manifest.name!r}"
         context, module = _load_module(artifact, model, device, label)
         program = cls(label, model, device, context, module)
-        if prove and model.self_test is not None:
-            program.verify(model.self_test)
+        if self_test and not is_proven(manifest, role, device):
+            for done, outcome in enumerate(program.test(artifact), start=1):
+                require_passed(outcome, program=label, device=device.description)
+                if progress is not None:
+                    progress(done, len(program.entries))
+            note_proven(manifest, role, device)
         return program
 
-    def verify(self, test: SelfTest) -> None:
-        """Run the inputs of `test` through prefill, head and decode, and compare with what it recorded.
+    def test(self, artifact: Artifact) -> Iterator[Outcome]:
+        """Run the self-test that comes with this model in `artifact`; how each entry did.
 
         Raises:
-            SelfTestFailed: a result differs by more than the recorded tolerance, or is not finite.
+            ArtifactError: the file of the self-test is invalid, or an entry does not work in place.
+            DeviceFailed: the device ran out of memory, or was lost.
         """
-        state = self.state_of_capacity(test.capacity)
-        index = np.array(test.logits_index)
-        check = functools.partial(
-            check_logits, tolerance=test.tolerance, program=self.label, device=self.device.description
-        )
-        tokens, positions = np.array(test.tokens, np.int32), np.array(test.positions, np.int32)
-        hidden = self.prefill_block(state, tokens, positions, length=test.block)
-        check(self.head(hidden)[index], test.prefill_logits, entry="prefill")
-        decoded = self.decode(state, test.next_token, test.positions[-1] + 1)
-        check(decoded.logits[index], test.decode_logits, entry="decode")
+        assert self.model.self_test is not None, "the manifest was checked: only `proof: none` has none"
+        return run_self_test(self, SelfTest.read(artifact.path(self.model.self_test), self.model))
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Names of the module's functions."""
+        return tuple(self._functions)
 
     @property
     def largest_capacity(self) -> int:
@@ -180,16 +193,25 @@ class Program:
         return Prefilled(read(results[0]), read(results[1]) if rows else None, min(wanted, len(tokens)))
 
     def prefill_block(
-        self, state: State, tokens: Int[np.ndarray, "N"], positions: Int[np.ndarray, "N"], *, length: int
-    ) -> Float[np.ndarray, "D"]:
-        """Read N <= length tokens as one block of a given compiled length; the last one's hidden state.
+        self,
+        state: State,
+        tokens: Int[np.ndarray, "N"],
+        positions: Int[np.ndarray, "N"],
+        *,
+        length: int,
+        rows: bool = False,
+    ) -> Prefilled:
+        """Read N <= length tokens as one block of a given compiled length.
 
         Raises:
             ValueError: the tokens do not fit the block, or a token or position is out of range.
             PromptTooLong: the block does not fit the cache.
         """
         self._check_tokens(tokens, positions)
-        return self.device.transfer.read(self._prefill("prefill", state, tokens, positions, length)[0])
+        results = self._prefill("prefill_rows" if rows else "prefill", state, tokens, positions, length)
+        read = self.device.transfer.read
+        valid = min(self.model.rows, len(tokens)) if rows else 0
+        return Prefilled(read(results[0]), read(results[1]) if rows else None, valid)
 
     def head(self, hidden: Float[np.ndarray, "D"]) -> Float[np.ndarray, "V"]:
         """Logits of the token that follows the one with this hidden state."""

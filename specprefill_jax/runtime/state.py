@@ -88,6 +88,15 @@ class State:
         """A copy of every tensor by name, for tests and diagnosis."""
         return {t.name: self._transfer.read(v) for t, v in zip(self._tensors, self.views, strict=True)}
 
+    def read_slots(self, slots: int) -> dict[str, Float[np.ndarray, "..."]]:
+        """A copy of every tensor by name; of those that grow with the cache, the first `slots` slots."""
+        found = {}
+        for tensor, view in zip(self._tensors, self.views, strict=True):
+            at = tensor.shape.index("C") if tensor.grows else 0
+            count = slots if tensor.grows else view.shape[0]
+            found[tensor.name] = self._transfer.read_part(view, at, count)
+        return found
+
     def _delta_buffers(self) -> list[iree.HalBuffer]:
         pairs = zip(self._tensors, self.views, strict=True)
         return [view.get_buffer() for tensor, view in pairs if not tensor.grows]

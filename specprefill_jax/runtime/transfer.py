@@ -6,6 +6,7 @@ page. So values are read back through a staging buffer of our own. No upstream i
 `tests/runtime/test_transfer.py` fails once the stock way works: then this reader can go.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -82,21 +83,25 @@ class Transfer:
     def read(self, view: iree.HalBufferView) -> Shaped[np.ndarray, "..."]:
         """The values of a device buffer as a new array; bf16, which NumPy lacks, is widened to float32."""
         buffer = view.get_buffer()
-        size = buffer.byte_length()
-        if self._staging is None or self._staging.byte_length() < size:
-            self._staging = self._device.allocator.allocate_buffer(
-                memory_type=_STAGING,
-                allowed_usage=int(iree.BufferUsage.TRANSFER_TARGET) | _MAPPING,
-                # A power of two, so that growing prompts do not allocate at every step.
-                allocation_size=1 << max(16, (size - 1).bit_length()),
-            )
-        self.copy([(buffer, self._staging)])
-        shape, mapped = list(view.shape), self._staging.map()
-        if view.element_type == int(_BFLOAT16):
-            halves = mapped.asarray(shape, np.dtype(np.uint16))
-            return (halves.astype(np.uint32) << 16).view(np.float32)
-        dtype: Any = np.dtype(iree.HalElementType.map_to_dtype(view.element_type))
-        return mapped.asarray(shape, dtype).copy()
+        staging = self._reserve(buffer.byte_length())
+        self.copy([(buffer, staging)])
+        return _values(staging, list(view.shape), view.element_type)
+
+    @failing_as("reading a result")
+    def read_part(self, view: iree.HalBufferView, axis: int, count: int) -> Shaped[np.ndarray, "..."]:
+        """As `read`, but the first `count` entries along an axis alone; the rest is not moved either."""
+        shape = list(view.shape)
+        outer = math.prod(shape[:axis])
+        stride = view.byte_length // outer
+        length = stride // shape[axis] * count
+        staging = self._reserve(outer * length)
+        commands = iree.HalCommandBuffer(self._device)
+        for i in range(outer):
+            commands.copy(view.get_buffer(), staging, i * stride, i * length, length)
+        commands.end()
+        self._execute(commands)
+        shape[axis] = count
+        return _values(staging, shape, view.element_type)
 
     @failing_as("copying state")
     def copy(self, pairs: Iterable[tuple[iree.HalBuffer, iree.HalBuffer]]) -> None:
@@ -113,6 +118,21 @@ class Transfer:
         for buffer in buffers:
             commands.fill(buffer, np.zeros(1, np.uint8), 0, buffer.byte_length())
         commands.end()
+        self._execute(commands)
+
+    def _reserve(self, size: int) -> iree.HalBuffer:
+        """The staging buffer, of at least `size` bytes."""
+        if self._staging is None or self._staging.byte_length() < size:
+            self._staging = self._device.allocator.allocate_buffer(
+                memory_type=_STAGING,
+                allowed_usage=int(iree.BufferUsage.TRANSFER_TARGET) | _MAPPING,
+                # A power of two, so that growing prompts do not allocate at every step.
+                allocation_size=1 << max(16, (size - 1).bit_length()),
+            )
+        return self._staging
+
+    def _execute(self, commands: iree.HalCommandBuffer) -> None:
+        """Submit commands behind all earlier ones, and wait for them."""
         wait, signal = self._step()
         self._device.queue_execute(commands, wait_semaphores=wait, signal_semaphores=signal)
         self._finish()
@@ -128,6 +148,16 @@ class Transfer:
 
     def _finish(self) -> None:
         iree.HalFence.create_at(self._semaphore, self._submitted).wait()
+
+
+def _values(staging: iree.HalBuffer, shape: list[int], element_type: Any) -> Shaped[np.ndarray, "..."]:
+    """A copy of what the staging buffer begins with."""
+    mapped = staging.map()
+    if element_type == int(_BFLOAT16):
+        halves = mapped.asarray(shape, np.dtype(np.uint16))
+        return (halves.astype(np.uint32) << 16).view(np.float32)
+    dtype: Any = np.dtype(iree.HalElementType.map_to_dtype(element_type))
+    return mapped.asarray(shape, dtype).copy()
 
 
 def same_memory(one: iree.HalBufferView, other: iree.HalBufferView) -> bool:

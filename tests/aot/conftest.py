@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specprefill_jax.aot.build import build_artifact
 from specprefill_jax.aot.recipe import ModelRecipe, Recipe
 from tests.models.reference import DEMO, ROWS, Pair, random_pair
 
@@ -48,3 +49,30 @@ def recipe_of(pairs: Callable[[str], Pair], numerics: str) -> Recipe:
         target=model("target"),
         source={"name": "tiny"},
     )
+
+
+@pytest.fixture(scope="session")
+def smallest_recipe(pairs: Callable[[str], Pair]) -> Recipe:
+    """One block and one capacity: the smallest artifact there is."""
+
+    def model(role: str, rows: int) -> ModelRecipe:
+        return ModelRecipe(pairs(role).directory, (16,), (32,), rows, "f32")
+
+    return Recipe(
+        name="smallest",
+        minimum_tokens=64,
+        tokenizer=DEMO / "tokenizer.json",
+        chat_template=DEMO / "chat_template.jinja",
+        draft=model("draft", ROWS),
+        target=model("target", 0),
+        source={"name": "smallest", "draft": {"blocks": [16]}},
+    )
+
+
+@pytest.fixture(scope="session")
+def smallest(smallest_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The smallest artifact, for the CPU, and what was said while it was built."""
+    said: list[str] = []
+    return build_artifact(
+        smallest_recipe, "cpu", tmp_path_factory.mktemp("smallest") / "cpu", said.append
+    ), said

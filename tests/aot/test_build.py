@@ -1,4 +1,4 @@
-"""Artifacts: the same bytes every time, a manifest that reads back, and what stops a build or a load."""
+"""Artifacts: their files, a manifest that reads back, and what stops a build or a load."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from pathlib import Path
 import pytest
 
 from specprefill_jax.aot.build import build_artifact
-from specprefill_jax.aot.recipe import ModelRecipe, Recipe
+from specprefill_jax.aot.recipe import Recipe
+from specprefill_jax.artifact.host import cpu_name
 from specprefill_jax.artifact.manifest import Manifest
 from specprefill_jax.artifact.verify import open_artifact
 from specprefill_jax.errors import FileMissing, RecipeError, Unproven
-from specprefill_jax.models.config import read_config, write_config
+from specprefill_jax.models.checkpoint import ParameterSpec, parameter_specs
+from specprefill_jax.models.config import TextConfig, read_config, write_config
 from specprefill_jax.runtime.device import open_device
 from specprefill_jax.runtime.program import Program
-from tests.models.reference import DEMO, ROWS, Pair
+from tests.models.reference import ROWS, Pair
 
 FILES = {
     "manifest.json",
     "draft.vmfb",
     "draft.irpa",
+    "draft.self_test.json",
     "target.vmfb",
     "target.irpa",
+    "target.self_test.json",
     "tokenizer.json",
     "chat_template.jinja",
 }
@@ -31,46 +35,27 @@ FILES = {
 Pairs = Callable[[str], Pair]
 
 
-@pytest.fixture(scope="module")
-def recipe(pairs: Pairs) -> Recipe:
-    """One block and one capacity: the smallest artifact there is."""
-
-    def model(role: str, rows: int) -> ModelRecipe:
-        return ModelRecipe(pairs(role).directory, (16,), (32,), rows, "f32")
-
-    return Recipe(
-        name="smallest",
-        minimum_tokens=64,
-        tokenizer=DEMO / "tokenizer.json",
-        chat_template=DEMO / "chat_template.jinja",
-        draft=model("draft", ROWS),
-        target=model("target", 0),
-        source={"name": "smallest", "draft": {"blocks": [16]}},
-    )
+@pytest.fixture
+def recipe(smallest_recipe: Recipe) -> Recipe:
+    return smallest_recipe
 
 
-@pytest.fixture(scope="module")
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture(scope="module")
-def artifact(recipe: Recipe, said: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_artifact(recipe, "cpu", tmp_path_factory.mktemp("first") / "cpu", said.append)
+@pytest.fixture
+def artifact(smallest: tuple[Path, list[str]]) -> Path:
+    return smallest[0]
 
 
 def content(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*")}
 
 
-def test_building_twice_gives_the_same_bytes_of_every_file(
-    recipe: Recipe, artifact: Path, tmp_path: Path
-) -> None:
-    again = content(build_artifact(recipe, "cpu", tmp_path / "elsewhere", print))
-    first = content(artifact)
-    assert first.keys() == FILES
-    assert {name for name in FILES if first[name] != again[name]} == set()
-    assert again.keys() == FILES
+def test_an_artifact_is_these_files(artifact: Path) -> None:
+    assert content(artifact).keys() == FILES
+
+
+def matrices(config: TextConfig) -> list[ParameterSpec]:
+    """All are multiples of the CPU's tile, so that none is padded."""
+    return [spec for spec in parameter_specs(config) if spec.kind == "matrix"]
 
 
 def test_the_manifest_reads_back_and_says_what_was_built(artifact: Path, pairs: Pairs) -> None:
@@ -92,9 +77,13 @@ def test_the_manifest_reads_back_and_says_what_was_built(artifact: Path, pairs: 
         *("layers.2.conv", "layers.2.matrix", "layers.3.k", "layers.3.v"),
     ]
     assert manifest.models["target"].rows == 0
+    assert draft.largest_parameter == 4 * max(spec.shape[0] * spec.shape[1] for spec in matrices(config))
+    assert (manifest.device.subgroup_sizes, manifest.device.features) == ((), ())
+    assert manifest.device.cpu == cpu_name()
 
 
-def test_the_steps_of_a_build_are_said(artifact: Path, said: list[str]) -> None:
+def test_the_steps_of_a_build_are_said(smallest: tuple[Path, list[str]]) -> None:
+    said = smallest[1]
     for role in ("draft", "target"):
         for step in ("writing {}.irpa", "tracing the {}", "compiling the {} for cpu", "computing the {}'s"):
             assert any(line.startswith(step.format(role)) for line in said), step

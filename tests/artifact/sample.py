@@ -6,18 +6,21 @@ from typing import Any
 
 from specprefill_jax.artifact.hashing import describe_files
 from specprefill_jax.artifact.manifest import (
+    COMPILER,
+    RUNTIME,
+    SCHEMA,
     Build,
     DeviceTarget,
     Manifest,
     Model,
     Proof,
-    SelfTest,
     StateTensor,
 )
 
 CONTENT = {
     "chat_template.jinja": b"{{ messages }}",
     "target.irpa": b"parameters" * 10,
+    "target.self_test.json": b"{}",
     "target.vmfb": b"module",
     "tokenizer.json": b"{}",
 }
@@ -52,12 +55,13 @@ def make_manifest(directory: Path) -> Manifest:
             StateTensor("layers.3.k", (2, "C", 32), "bf16"),
             StateTensor("layers.0.matrix", (2, 32, 32), "f32"),
         ),
-        self_test=SelfTest((1, 2), (0, 5), 32, 512, 3, (0, 1663), (0.5, -1.0), (2.0, 0.25), 0.01),
+        largest_parameter=96 * 1664 * 2,
+        self_test="target.self_test.json",
     )
     return Manifest(
-        schema=1,
+        schema=SCHEMA,
         name="sample",
-        device=DeviceTarget("cpu", "local-task", "host", ("avx2",), ""),
+        device=DeviceTarget("cpu", "local-task", "host", "EPYC", ("avx2",), "", (), ()),
         proof=Proof("self-test", ""),
         minimum_tokens=512,
         tokenizer="tokenizer.json",
@@ -65,7 +69,12 @@ def make_manifest(directory: Path) -> Manifest:
         stop_ids=(2,),
         models={"target": model},
         files=describe_files(directory),
-        build=Build({"device": "cpu"}, {"iree": "3.13.0"}, {"target": ["--x"]}, {"target": "0" * 64}),
+        build=Build(
+            {"device": "cpu"},
+            {COMPILER: "3.13.0", RUNTIME: "3.13.0"},
+            {"target": ["--x"]},
+            {"target": "0" * 64},
+        ),
     )
 
 

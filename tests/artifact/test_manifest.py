@@ -1,5 +1,6 @@
 """The manifest: what is written is read back, and nothing else is accepted."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,20 @@ def test_state_takes_the_capacity_of_the_entry():
     assert (matrix.shape_at(512), matrix.grows) == ((2, 32, 32), False)
 
 
+def test_what_a_device_needs_at_least_is_the_weights_and_the_smallest_state(tmp_path: Path):
+    """Keys of 2 heads x 512 slots x 32 in bf16 a matrix of 2 x 32 x 32 in f32, 100 bytes of weights."""
+    manifest = write_artifact(tmp_path)
+    model = manifest.models["target"]
+    assert model.state_bytes(512) == 2 * 512 * 32 * 2 + 2 * 32 * 32 * 4
+    assert manifest.least_bytes == model.state_bytes(512) + 100
+
+
+def test_the_largest_allocation_is_a_weight_or_a_tensor_of_the_largest_state(tmp_path: Path):
+    model = write_artifact(tmp_path).models["target"]
+    assert model.largest_allocation == 2 * 4096 * 32 * 2
+    assert dataclasses.replace(model, largest_parameter=10**6).largest_allocation == 10**6
+
+
 def test_a_directory_that_does_not_exist_is_named(tmp_path: Path):
     with pytest.raises(FileMissing, match=r"no artifact at .*absent: the directory does not exist"):
         Manifest.read(tmp_path / "absent")
@@ -73,7 +88,7 @@ def test_a_directory_without_manifest_is_no_artifact(tmp_path: Path):
         Manifest.read(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "\x00\x01", '{"schema": 1'])
+@pytest.mark.parametrize("text", ["", "{", "\x00\x01", '{"schema": 2'])
 def test_a_truncated_manifest_is_refused(text: str, tmp_path: Path):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ArtifactError, match=r"manifest\.json cannot be read as JSON"):
@@ -92,10 +107,10 @@ def test_json_that_is_no_object_is_refused(value: object):
         Manifest.from_json(value)
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", None])
+@pytest.mark.parametrize("schema", [0, 1, 3, "2", None])
 def test_another_schema_is_refused_with_both_numbers(schema: object, tmp_path: Path):
     write_artifact(tmp_path)
-    with pytest.raises(ArtifactError, match=rf"schema {schema!r}, but this version reads schema 1\. Compile"):
+    with pytest.raises(ArtifactError, match=rf"schema {schema!r}, but this version reads schema 2\. Compile"):
         Manifest.from_json({**document(tmp_path), "schema": schema})
 
 
@@ -112,7 +127,7 @@ def spoil(path: str, value: object) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-MODEL, TEST = "models/target/", "models/target/self_test/"
+MODEL = "models/target/"
 
 FAULTS: list[tuple[str, object, str]] = [
     # A wrong type, at each kind of place.
@@ -124,12 +139,11 @@ FAULTS: list[tuple[str, object, str]] = [
     ("models", [], r"manifest\.models: expected an object"),
     (MODEL + "blocks", [32, None], r"models\.target\.blocks\[1\]: expected a whole number, found None"),
     (MODEL + "state/0/shape", [2, 1.5], r"state\[0\]\.shape\[1\]: expected a whole number or a string"),
-    (TEST + "tolerance", "0.1", r"self_test\.tolerance: expected a number, found '0\.1'"),
     # An unknown field.
     ("colour", 1, "manifest: holds unknown colour; its fields are schema, name"),
     ("device/speed", 1, r"manifest\.device: holds unknown speed"),
     # A value of the right type that cannot be.
-    ("device/driver", "cuda", r"device\.driver 'cuda' is none of local-task, vulkan"),
+    ("device/driver", "cuda", r"device\.driver 'cuda' is none of local-task, vulkan, hip"),
     ("device/device_match", "(", r"device_match '\(' is not a regular expression"),
     ("proof", {"kind": "oath"}, r"proof\.kind 'oath' is neither self-test nor none"),
     ("proof", {"kind": "none"}, "proof none needs a reason"),
@@ -160,15 +174,12 @@ FAULTS: list[tuple[str, object, str]] = [
     (MODEL + "state/0/shape", [2, 0], 'a dimension is a positive whole number or "C"'),
     (MODEL + "state/0/dtype", "f64", "dtype is none of f32, bf16, f16"),
     (MODEL + "state/0/name", "layers.0.matrix", "state repeats a name"),
+    (MODEL + "largest_parameter", 0, "largest_parameter must be at least 1"),
+    (MODEL + "self_test", 3, r"models\.target\.self_test: expected "),
+    (MODEL + "self_test", "x.json", r"models\.target\.self_test 'x\.json' is not in files"),
+    ("build/tools", {"iree-base-compiler": "3.13.0"}, "build.tools lacks iree-base-runtime"),
+    ("device/subgroup_sizes", [8.0], r"subgroup_sizes\[0\]: expected a whole number, found 8\.0"),
     (MODEL + "self_test", None, "self_test is missing, though proof is self-test"),
-    (TEST + "tokens", [1], "tokens and positions must be as many"),
-    (TEST + "block", 64, "needs a block and a capacity of the model"),
-    (TEST + "capacity", 600, "needs a block and a capacity of the model"),
-    (TEST + "next_token", 1664, "an id is outside the vocabulary"),
-    (TEST + "logits_index", [0, 1664], "an id is outside the vocabulary"),
-    (TEST + "positions", [5, 5], "positions must rise"),
-    (TEST + "decode_logits", [2.0], "must be as many"),
-    (TEST + "tolerance", 0, "tolerance must be positive"),
 ]
 
 

@@ -38,7 +38,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """The engine that `run` and `score` will load, whatever artifact is asked for."""
     made = make()
     for verb in ("run", "score"):
-        monkeypatch.setattr(f"specprefill_jax.cli.{verb}.load_engine", lambda *_: made.engine)
+        monkeypatch.setattr(f"specprefill_jax.cli.{verb}.load_engine", lambda *_, **__: made.engine)
     return made
 
 

@@ -120,7 +120,8 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, object]]:
 
     class Recorder:
         @staticmethod
-        def load(artifact: object, device: object, *, watch: object) -> Engine:
+        def load(artifact: object, device: object, *, self_test: bool, watch: object) -> Engine:
+            assert self_test
             loaded.append((artifact, device))
             return make().engine
 

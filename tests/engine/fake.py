@@ -11,7 +11,15 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from specprefill_jax.artifact.manifest import Build, DeviceTarget, Manifest, Model, Proof
+from specprefill_jax.artifact.manifest import (
+    COMPILER,
+    RUNTIME,
+    Build,
+    DeviceTarget,
+    Manifest,
+    Model,
+    Proof,
+)
 from specprefill_jax.artifact.verify import Artifact
 from specprefill_jax.chat import Chat
 from specprefill_jax.engine import Engine
@@ -79,6 +87,7 @@ class FakeProgram(Program):
             blocks=(BLOCK,),
             capacities=(capacity,),
             state=(),
+            largest_parameter=1,
             self_test=None,
         )
         self.speak = speak
@@ -183,9 +192,9 @@ def make(
     )
     target = FakeProgram("the target of artifact 'fake'", target_capacity, speak, None)
     manifest = Manifest(
-        schema=1,
+        schema=2,
         name="fake",
-        device=DeviceTarget("cpu", "local-task", "host", (), ""),
+        device=DeviceTarget("cpu", "local-task", "host", "", (), "", (), ()),
         proof=Proof("self-test", ""),
         minimum_tokens=minimum,
         tokenizer="tokenizer.json",
@@ -193,7 +202,7 @@ def make(
         stop_ids=(2,),
         models={"draft": draft.model, "target": target.model},
         files={},
-        build=Build({}, {}, {}, {}),
+        build=Build({}, {COMPILER: "3.13.0", RUNTIME: "3.13.0"}, {}, {}),
     )
     return Fake(Engine(Artifact(DEMO, manifest), CHAT, draft, target), draft, target)
 

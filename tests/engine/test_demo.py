@@ -50,7 +50,7 @@ def other_blocks(demo: Path, engine: Engine) -> Engine:
     cut = dataclasses.replace(artifact, manifest=dataclasses.replace(artifact.manifest, models=models))
     # Without the self-test, which may use the block that is left out.
     draft, target = (
-        Program.load(cut, role, engine.target.device, prove=False) for role in ("draft", "target")
+        Program.load(cut, role, engine.target.device, self_test=False) for role in ("draft", "target")
     )
     return Engine(cut, engine.chat, draft, target)
 

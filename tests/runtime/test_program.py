@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import Any
 
 import iree.runtime
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from specprefill_jax.artifact.self_test import SelfTest
 from specprefill_jax.artifact.verify import Artifact, open_artifact
 from specprefill_jax.errors import (
     ArtifactError,
@@ -20,7 +22,8 @@ from specprefill_jax.errors import (
     Unproven,
 )
 from specprefill_jax.runtime.device import Device
-from specprefill_jax.runtime.program import Program
+from specprefill_jax.runtime.program import Prefilled, Program
+from specprefill_jax.runtime.self_test import run_self_test
 from tests.runtime import toy
 from tests.runtime.toy import ToyReference, ids
 
@@ -135,7 +138,7 @@ def test_state_is_updated_in_the_buffers_that_were_allocated_once(draft: Program
 
 def test_a_module_that_does_not_donate_its_state_is_refused(device: Device, tmp_path: Path):
     toy.make_artifact(tmp_path, device.name, roles=("target",), donate=False)
-    program = Program.load(open_artifact(tmp_path), "target", device, prove=False)
+    program = Program.load(open_artifact(tmp_path), "target", device, self_test=False)
     with pytest.raises(ArtifactError, match=r"does not update state 'layers.1.matrix' in place"):
         program.prefill(program.new_state(16), ids([1]), ids([0]))
 
@@ -238,41 +241,137 @@ def test_draft_and_target_states_do_not_touch_each_other(draft: Program, target:
     assert two.read()["layers.1.matrix"].tolist() == [9, 18, 27, 36]
 
 
-def test_loading_runs_the_self_test_and_names_what_differs(artifact: Artifact, device: Device):
-    test = artifact.manifest.models["target"].self_test
-    assert test is not None
-    for field, entry in (("prefill_logits", "prefill"), ("decode_logits", "decode")):
-        values = list(getattr(test, field))
-        values[-1] *= 1.01
-        changed = toy.with_model(
-            artifact.manifest, "target", self_test=dataclasses.replace(test, **{field: tuple(values)})
-        )
-        with pytest.raises(SelfTestFailed, match=f"the target .* after {entry}, logits differ by"):
-            Program.load(Artifact(artifact.directory, changed), "target", device)
+def copied(artifact: Artifact, directory: Path) -> Artifact:
+    """The artifact in another directory, to be changed without its manifest being told."""
+    for name in artifact.manifest.files:
+        (directory / name).write_bytes(artifact.path(name).read_bytes())
+    return Artifact(directory, artifact.manifest)
 
 
-def test_a_difference_within_the_tolerance_passes(artifact: Artifact, device: Device):
-    test = artifact.manifest.models["target"].self_test
-    assert test is not None
+def with_self_test(artifact: Artifact, directory: Path, test: SelfTest) -> Artifact:
+    """The artifact with another self-test for its target."""
+    copy = copied(artifact, directory)
+    test.write(directory / "target.self_test.json")
+    return copy
+
+
+def self_test_of(artifact: Artifact, role: str = "target") -> SelfTest:
+    model = artifact.manifest.models[role]
+    assert model.self_test is not None
+    return SelfTest.read(artifact.path(model.self_test), model)
+
+
+def test_the_self_test_runs_every_entry_of_every_bucket(artifact: Artifact, device: Device):
+    for role in ("draft", "target"):
+        program = Program.load(artifact, role, device, self_test=False)
+        outcomes = list(program.test(artifact))
+        assert sorted(outcome.entry for outcome in outcomes) == sorted(program.entries)
+        assert all(outcome.passed for outcome in outcomes)
+        # Whole numbers: what is left is the rounding of what was recorded, to 6 digits.
+        assert max(outcome.difference for outcome in outcomes) < 3e-6
+
+
+@pytest.mark.parametrize(
+    ("stage", "tensor", "entry"),
+    [
+        ("prefilled", "hidden", "prefill_T4_C16"),
+        ("prefilled", "layers.0.k", "prefill_T4_C16"),
+        ("prefilled", "layers.1.matrix", "prefill_T4_C16"),
+        ("prefilled", "logits", "head"),
+        ("decoded", "logits", "decode_C16"),
+        ("decoded", "layers.0.k", "decode_C16"),
+    ],
+)
+def test_loading_names_the_entry_and_the_tensor_that_differ(
+    stage: str, tensor: str, entry: str, artifact: Artifact, device: Device, tmp_path: Path
+):
+    test = self_test_of(artifact)
+    expected = dict(getattr(test, stage))
+    off = tuple(1.01 * value for value in expected[tensor].projections)
+    expected[tensor] = dataclasses.replace(expected[tensor], projections=off)
+    wrong = with_self_test(artifact, tmp_path, dataclasses.replace(test, **{stage: expected}))
+    text = rf"the target of artifact 'toy' computes wrong results .* after {entry}, {tensor} differs by 0\.0"
+    with pytest.raises(SelfTestFailed, match=text):
+        Program.load(wrong, "target", device)
+
+
+def test_a_difference_within_the_tolerance_passes(artifact: Artifact, device: Device, tmp_path: Path):
+    test = self_test_of(artifact)
+    logits = test.prefilled["logits"]
     loose = dataclasses.replace(
-        test, prefill_logits=tuple(x * 1.01 for x in test.prefill_logits), tolerance=0.02
+        logits, projections=tuple(1.01 * x for x in logits.projections), tolerance=0.02
     )
-    Program.load(
-        Artifact(artifact.directory, toy.with_model(artifact.manifest, "target", self_test=loose)),
-        "target",
-        device,
-    )
+    near = dataclasses.replace(test, prefilled={**test.prefilled, "logits": loose})
+    Program.load(with_self_test(artifact, tmp_path, near), "target", device)
+
+
+def test_rows_that_stand_where_nothing_may_fail_the_self_test(artifact: Artifact, device: Device):
+    """One query row more than the test has, and the row beyond the valid ones is no longer blank."""
+    test = self_test_of(artifact, "draft")
+    program = Program.load(artifact, "draft", device, self_test=False)
+    real = program.prefill_block
+
+    def spill(*args: Any, **kwargs: Any) -> Prefilled:
+        result = real(*args, **kwargs)
+        if result.rows is not None:
+            result.rows[..., -1] = 1e-9
+        return result
+
+    program.prefill_block = spill
+    failed = [outcome for outcome in run_self_test(program, test) if not outcome.passed]
+    assert {outcome.entry.partition("_T")[0] for outcome in failed} == {"prefill_rows"}
+    assert {outcome.tensor for outcome in failed} == {"rows"}
 
 
 def test_a_result_that_is_not_a_number_fails_the_self_test(
     artifact: Artifact, device: Device, tmp_path: Path
 ):
-    for name in artifact.manifest.files:
-        (tmp_path / name).write_bytes(artifact.path(name).read_bytes())
+    spoiled = copied(artifact, tmp_path)
     weight = np.array([1, 2, np.nan, 4], np.float32)
     iree.runtime.save_archive_file({"model.norm.weight": weight}, tmp_path / "model.irpa")
-    with pytest.raises(SelfTestFailed, match="differ by nan"):
-        Program.load(Artifact(tmp_path, artifact.manifest), "target", device)
+    with pytest.raises(SelfTestFailed, match="differs by nan"):
+        Program.load(spoiled, "target", device)
+
+
+def test_a_self_test_that_passed_is_not_repeated_until_something_changes(artifact: Artifact, device: Device):
+    heard: list[tuple[int, int]] = []
+
+    def load(changed: Artifact = artifact, on: Device = device) -> int:
+        heard.clear()
+        Program.load(changed, "target", on, progress=lambda done, total: heard.append((done, total)))
+        return len(heard)
+
+    assert load() == 7  # four prefill entries, two decode entries, the head
+    assert heard[-1] == (7, 7)
+    assert load() == 0
+    renamed = dataclasses.replace(artifact.manifest, name="other")
+    assert load(Artifact(artifact.directory, renamed)) == 7
+    assert load(on=dataclasses.replace(device, description=f"{device.description}, another one")) == 7
+
+
+def test_a_self_test_that_failed_is_not_taken_for_passed(artifact: Artifact, device: Device, tmp_path: Path):
+    test = self_test_of(artifact)
+    bad = with_self_test(artifact, tmp_path, dataclasses.replace(test, next_token=test.next_token + 1))
+    for _ in range(2):
+        with pytest.raises(SelfTestFailed, match="after decode_C16"):
+            Program.load(bad, "target", device)
+
+
+def test_a_cache_that_cannot_be_written_costs_only_another_self_test(
+    artifact: Artifact, device: Device, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "cache").write_text("a file where the cache folder would be")
+    heard: list[int] = []
+    for _ in range(2):
+        Program.load(artifact, "target", device, progress=lambda done, total: heard.append(done))
+    assert heard == [1, 2, 3, 4, 5, 6, 7] * 2
+    assert "cannot note in" in caplog.text
+
+
+def test_the_self_test_can_be_left_out(artifact: Artifact, device: Device, tmp_path: Path):
+    test = self_test_of(artifact)
+    bad = with_self_test(artifact, tmp_path, dataclasses.replace(test, next_token=test.next_token + 1))
+    Program.load(bad, "target", device, self_test=False)
 
 
 def test_an_artifact_without_proof_is_refused_with_its_reason(artifact: Artifact, device: Device):

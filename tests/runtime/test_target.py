@@ -2,19 +2,22 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
 from specprefill_jax.artifact.host import cpu_flags
 from specprefill_jax.artifact.manifest import DeviceTarget, Manifest
 from specprefill_jax.artifact.verify import Artifact
-from specprefill_jax.errors import DeviceError, WrongTarget
+from specprefill_jax.errors import DeviceError, WrongTarget, WrongVersion
 from specprefill_jax.runtime.device import Device, open_device
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.target import check_target, open_device_for
 from tests.runtime.test_device import NO_VULKAN, run_python
 
-RADEON = DeviceTarget("radeon-780m", "vulkan", "gfx1103", (), "780M|PHOENIX|gfx1103")
+RADEON = DeviceTarget(
+    "radeon-780m", "vulkan", "gfx1103", "", (), "780M|PHOENIX|gfx1103", (32, 64), ("shaderFloat16",)
+)
 
 
 def made_for(manifest: Manifest, target: DeviceTarget) -> Manifest:
@@ -51,7 +54,7 @@ def test_a_radeon_artifact_is_refused_on_lavapipe_before_anything_is_loaded(arti
         WrongTarget,
         match=r"for 'radeon-780m' .*device found is 'llvmpipe' \(llvmpipe .* NAME being llvmpipe or ",
     ):
-        Program.load(other, "draft", open_device("llvmpipe"), prove=False)
+        Program.load(other, "draft", open_device("llvmpipe"), self_test=False)
 
 
 @pytest.mark.vulkan
@@ -64,7 +67,7 @@ def test_the_device_must_match_by_its_own_name_too(artifact: Artifact):
 
 def test_a_cpu_artifact_is_refused_on_another_driver(artifact: Artifact, device: Device):
     other = DeviceTarget(
-        device.name, "vulkan" if device.driver == "local-task" else "local-task", "x", (), ""
+        device.name, "vulkan" if device.driver == "local-task" else "local-task", "x", "", (), "", (), ()
     )
     with pytest.raises(WrongTarget, match="but the device found is"):
         check_target(made_for(artifact.manifest, other), device)
@@ -73,10 +76,47 @@ def test_a_cpu_artifact_is_refused_on_another_driver(artifact: Artifact, device:
 def test_missing_cpu_features_are_named(artifact: Artifact):
     cpu = open_device("cpu")
     present = sorted(cpu_flags())[0]
-    target = DeviceTarget("cpu", "local-task", "host", (present, "amx_tile9", "avx10_9"), "")
-    with pytest.raises(WrongTarget, match=r"CPU features that .* lacks: amx_tile9, avx10_9\. Compile it"):
+    target = DeviceTarget("cpu", "local-task", "host", "EPYC", (present, "amx_tile9", "avx10_9"), "", (), ())
+    with pytest.raises(WrongTarget, match=r"on EPYC\) .* lacks: CPU features amx_tile9, avx10_9\. Compile"):
         check_target(made_for(artifact.manifest, target), cpu)
     check_target(made_for(artifact.manifest, dataclasses.replace(target, cpu_features=(present,))), cpu)
+
+
+@pytest.mark.parametrize("tool", ["iree-base-compiler", "iree-base-runtime"])
+def test_another_version_of_iree_is_refused_with_both_versions(tool: str, artifact: Artifact, device: Device):
+    build = dataclasses.replace(
+        artifact.manifest.build, tools={**artifact.manifest.build.tools, tool: "3.12.1"}
+    )
+    other = dataclasses.replace(artifact.manifest, build=build)
+    with pytest.raises(WrongVersion, match=rf"made with {tool} 3\.12\.1, but iree-base-runtime 3\.13\.0 is"):
+        Program.load(Artifact(artifact.directory, other), "target", device, self_test=False)
+
+
+@pytest.mark.vulkan
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"features": ("shaderFloat16", "cooperativeMatrix")}, r"lacks: features cooperativeMatrix\. "),
+        ({"features": ("subgroupClustered",)}, r"lacks: features subgroupClustered\. "),
+        ({"subgroup_sizes": (32, 64)}, r"lacks: subgroups of 32 and 64 \(it has 8 to 8\)\. "),
+    ],
+)
+def test_what_a_vulkan_device_lacks_is_named(changes: dict[str, Any], text: str, artifact: Artifact):
+    target = DeviceTarget("llvmpipe", "vulkan", "llvmpipe", "", (), "llvmpipe", (8,), ("shaderFloat16",))
+    lavapipe = open_device("llvmpipe")
+    check_target(made_for(artifact.manifest, target), lavapipe)
+    with pytest.raises(WrongTarget, match=text):
+        check_target(made_for(artifact.manifest, dataclasses.replace(target, **changes)), lavapipe)
+
+
+@pytest.mark.vulkan
+def test_weights_that_exceed_all_memory_are_refused(artifact: Artifact):
+    target = DeviceTarget("llvmpipe", "vulkan", "llvmpipe", "", (), "llvmpipe", (8,), ())
+    manifest = made_for(artifact.manifest, target)
+    large = dataclasses.replace(manifest.files["model.irpa"], bytes=2**50)
+    manifest = dataclasses.replace(manifest, files={**manifest.files, "model.irpa": large})
+    with pytest.raises(WrongTarget, match=r"lacks: 1,125,899,9[\d,]+ bytes of memory \(it has [\d,]+\)"):
+        check_target(manifest, open_device("llvmpipe"))
 
 
 def test_a_missing_driver_says_what_the_artifact_wants_and_what_to_install(artifact: Artifact):

@@ -7,6 +7,7 @@ token x at slot s is x + h for every slot up to s, and 0 after. All values are w
 """
 
 import dataclasses
+import importlib.metadata
 from pathlib import Path
 
 import iree.compiler
@@ -16,14 +17,17 @@ from jaxtyping import Float, Int
 
 from specprefill_jax.artifact.hashing import describe_files
 from specprefill_jax.artifact.manifest import (
+    COMPILER,
+    RUNTIME,
+    SCHEMA,
     Build,
     DeviceTarget,
     Manifest,
     Model,
     Proof,
-    SelfTest,
     StateTensor,
 )
+from specprefill_jax.artifact.self_test import Piece, SelfTest, by_head, expect, rows_by_head
 
 WEIGHT = np.array([1, 2, 3, 4], np.float32)
 ROWS = 3
@@ -40,9 +44,12 @@ FLAGS = {
     "llvmpipe": ["--iree-hal-target-device=vulkan", "--iree-vulkan-target=llvmpipe"],
 }
 TARGETS = {
-    "cpu": DeviceTarget("cpu", "local-task", "host", (), ""),
-    "llvmpipe": DeviceTarget("llvmpipe", "vulkan", "llvmpipe", (), "llvmpipe"),
+    "cpu": DeviceTarget("cpu", "local-task", "host", "", (), "", (), ()),
+    "llvmpipe": DeviceTarget("llvmpipe", "vulkan", "llvmpipe", "", (), "llvmpipe", (8,), ()),
 }
+STATE = (StateTensor("layers.0.k", (2, "C", 4), "f32"), StateTensor("layers.1.matrix", (4,), "f32"))
+INSTALLED = importlib.metadata.version(RUNTIME)
+TOOLS = {COMPILER: INSTALLED, RUNTIME: INSTALLED}
 
 
 class ToyReference:
@@ -64,6 +71,10 @@ class ToyReference:
             row = np.zeros((1, 1, 2, self.keys.shape[1]), np.float32)
             row[:, :, :, : self.length] = token + heads
             self.rows = np.concatenate([self.rows, row])
+        return self.hidden()
+
+    def hidden(self) -> Float[np.ndarray, "4"]:
+        """The hidden state of the last token."""
         return self.delta + self.keys[:, : self.length].sum()
 
 
@@ -84,10 +95,11 @@ def make_artifact(
         )
         assert isinstance(module, bytes)
         (directory / f"{role}.vmfb").write_bytes(module)
+        make_self_test(rows=role == "draft").write(directory / f"{role}.self_test.json")
     (directory / "tokenizer.json").write_text("{}")
     (directory / "chat_template.jinja").write_text("")
     manifest = Manifest(
-        schema=1,
+        schema=SCHEMA,
         name="toy",
         device=TARGETS[device],
         proof=Proof("self-test", ""),
@@ -97,7 +109,7 @@ def make_artifact(
         stop_ids=(2,),
         models={role: model(role) for role in roles},
         files=describe_files(directory),
-        build=Build({}, {}, {}, {}),
+        build=Build({}, TOOLS, {}, {}),
     )
     manifest.write(directory)
     return manifest
@@ -118,29 +130,35 @@ def model(role: str) -> Model:
         rows=ROWS if role == "draft" else 0,
         blocks=BLOCKS,
         capacities=CAPACITIES,
-        state=(StateTensor("layers.0.k", (2, "C", 4), "f32"), StateTensor("layers.1.matrix", (4,), "f32")),
-        self_test=self_test(),
+        state=STATE,
+        largest_parameter=16,
+        self_test=f"{role}.self_test.json",
     )
 
 
-def self_test() -> SelfTest:
-    """What the reference says about three tokens with gaps, then one more."""
+def make_self_test(*, rows: bool) -> SelfTest:
+    """What the reference says about five tokens with gaps in two pieces, then one more."""
+    pieces = (Piece((3, 1), (0, 2)), Piece((4, 1, 5), (7, 8, 12)))
     reference = ToyReference(16)
-    index = (1, 5)
-    tokens, positions = (3, 1, 4), (0, 2, 7)
-    prefilled = head(reference.read(list(tokens), list(positions)))
-    decoded = head(reference.read([5], [8]))
-    return SelfTest(
-        tokens=tokens,
-        positions=positions,
-        block=4,
-        capacity=16,
-        next_token=5,
-        logits_index=index,
-        prefill_logits=tuple(float(prefilled[i]) for i in index),
-        decode_logits=tuple(float(decoded[i]) for i in index),
-        tolerance=1e-6,
-    )
+    for piece in pieces:
+        reference.read(list(piece.tokens), list(piece.positions))
+    hidden = reference.hidden()
+    prefilled = {"hidden": hidden[None], **_after(reference, hidden, ROWS if rows else 0)}
+    decoded = _after(reference, reference.read([9], [13]), 1 if rows else 0)
+    return SelfTest(pieces, 9, *({k: expect(v, 1e-5) for k, v in t.items()} for t in (prefilled, decoded)))
+
+
+def _after(
+    reference: ToyReference, hidden: Float[np.ndarray, "4"], rows: int
+) -> dict[str, Float[np.ndarray, "groups values"]]:
+    """Logits, the last rows, and the state, as a self-test has them."""
+    used = reference.length
+    tensors = {
+        "logits": head(hidden)[None],
+        "layers.0.k": by_head(STATE[0], reference.keys[:, :used]),
+        "layers.1.matrix": by_head(STATE[1], reference.delta.copy()),
+    }
+    return tensors | ({"rows": rows_by_head(reference.rows[-rows:, ..., :used])} if rows else {})
 
 
 def with_model(manifest: Manifest, role: str, **changes: object) -> Manifest:
