@@ -172,3 +172,28 @@ def test_a_shader_that_cannot_be_read_is_named(at: int, word: int, text: str) ->
     data[start : start + 4] = word.to_bytes(4, "little")
     with pytest.raises(CompileError, match=f"gemm: {re.escape(entry)}: .*{text}"):
         audit(replaced(unaudited(), entry, bytes(data)), F16_TO_F32, "gemm")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "features"),
+    [
+        ("vulkan", "float32", set()),
+        ("rdna2", "float32", set()),
+        ("radeon-780m", "float16", {"cooperativeMatrix", "shaderFloat16"}),
+        ("rdna2", "float16", {"shaderFloat16"}),
+    ],
+)
+def test_what_shaders_need_of_a_device_is_said(device: str, dtype: str, features: set[str]) -> None:
+    assert compile_audited(program(dtype), target_for(device), "gemm").features == features
+
+
+def test_a_capability_that_nobody_knows_fails_the_compile() -> None:
+    """The first instruction of a shader declares a capability: word 5 says that, word 6 which."""
+    entry = next(iter(shaders(unaudited())))
+    data = bytearray(zipfile.ZipFile(io.BytesIO(unaudited())).read(entry))
+    start = data.index(b"\x03\x02\x23\x07") + 4 * 6
+    data[start : start + 4] = (9999).to_bytes(4, "little")
+    with pytest.raises(
+        CompileError, match=r"gemm: product_dispatch\S* needs the SPIR-V capabilities \[9999\]"
+    ):
+        audit(replaced(unaudited(), entry, bytes(data)), F16_TO_F32, "gemm")

@@ -96,6 +96,14 @@ def test_a_snapshot_whose_slots_were_overwritten_is_refused(draft: Program):
     assert state.length == 1
 
 
+def test_the_slots_in_use_can_be_read_without_the_others(draft: Program):
+    state = draft.new_state(16)
+    draft.prefill(state, ids([5, 6, 7]), ids([0, 2, 9]))
+    whole, used = state.read(), state.read_slots(3)
+    np.testing.assert_array_equal(used["layers.0.k"], whole["layers.0.k"][:, :3])
+    np.testing.assert_array_equal(used["layers.1.matrix"], whole["layers.1.matrix"])
+
+
 def test_a_snapshot_does_not_outlive_a_reset(draft: Program):
     state = draft.new_state(16)
     draft.prefill(state, ids([5]), ids([0]))

@@ -29,6 +29,13 @@ def test_values_come_back_as_they_went(device: Device, shape: tuple[int, ...]):
     np.testing.assert_array_equal(device.transfer.read(upload(device, values, "f32")), values)
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_part_along_any_axis_can_be_read_alone(device: Device, axis: int):
+    values = np.arange(7 * 4 * 8, dtype=np.float32).reshape(7, 4, 8)
+    found = device.transfer.read_part(upload(device, values, "f32"), axis, 3)
+    np.testing.assert_array_equal(found, values.take(range(3), axis))
+
+
 def test_half_floats_come_back_and_bfloats_are_widened(device: Device):
     halves = np.array([1.5, -0.25, 1024], np.float16)
     found = device.transfer.read(upload(device, halves, "f16"))
