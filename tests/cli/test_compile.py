@@ -150,6 +150,28 @@ def test_nothing_is_compiled_for_a_device_that_is_not_here(
     assert built == []
 
 
+def test_nothing_is_compiled_to_be_run_where_nothing_can_prove_it(
+    built: list[tuple[str, str]], specprefill: Run
+):
+    ran = specprefill("run", "x", "--device", "hip-gfx1103")
+    assert ran.status == 2
+    assert "'hip-gfx1103' can be compiled for but not run: nothing that was compiled for HIP" in ran.err
+    assert built == []
+
+
+def test_the_self_test_is_skipped_on_request_only(monkeypatch: pytest.MonkeyPatch, specprefill: Run):
+    asked: list[bool] = []
+
+    def load_engine(*_: object, self_test: bool) -> Engine:
+        asked.append(self_test)
+        return make().engine
+
+    monkeypatch.setattr("specprefill_jax.cli.run.load_engine", load_engine)
+    specprefill("run", "x", "--max-tokens", "1")
+    specprefill("run", "x", "--max-tokens", "1", "--skip-self-test")
+    assert asked == [True, False]
+
+
 def test_a_named_artifact_is_loaded_for_its_own_device(engines: list[tuple[object, object]]):
     load.load_engine("mine", None, Waiting())
     assert engines == [("mine", None)]

@@ -1,6 +1,7 @@
 """The demo pair, compiled once for all tests."""
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,14 @@ from specprefill_jax.aot.build import build_artifact
 from specprefill_jax.aot.recipe import read_recipe
 from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.engine import Engine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -55,11 +55,22 @@ def other_blocks(demo: Path, engine: Engine) -> Engine:
     return Engine(cut, engine.chat, draft, target)
 
 
-def test_loading_tells_how_far_it_has_come(demo: Path):
+def test_loading_tells_how_far_it_has_come(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Entries: for each of two block lengths one of the target and two of the draft, decode, head."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     heard: list[tuple[str, int, int]] = []
-    Engine.load(demo, "cpu", watch=lambda *what: heard.append(what))
+    for _ in range(2):
+        Engine.load(demo, "cpu", watch=lambda *what: heard.append(what))
     size = sum(path.stat().st_size for path in demo.iterdir() if path.name != "manifest.json")
-    assert heard[-3:] == [("check", size, size), ("load", 0, 2), ("load", 1, 2)]
+    draft, target = ([("test", done, total) for done in range(1, total + 1)] for total in (6, 4))
+    first, second = (at for at, what in enumerate(heard) if what == ("check", size, size))
+    assert heard[first + 1 : second][: 2 + len(draft + target)] == [
+        ("load", 0, 2),
+        *draft,
+        ("load", 1, 2),
+        *target,
+    ]
+    assert heard[second + 1 :] == [("load", 0, 2), ("load", 1, 2)], "it passed before"
 
 
 def test_a_fact_in_the_middle_of_a_long_document_is_found_sparsely(engine: Engine):
