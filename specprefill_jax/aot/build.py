@@ -21,6 +21,7 @@ from specprefill_jax.aot.targets import Target, target_for
 from specprefill_jax.aot.weights import write_archive
 from specprefill_jax.artifact.hashing import describe_files
 from specprefill_jax.artifact.manifest import SCHEMA, Build, Manifest, Model, SelfTest
+from specprefill_jax.artifact.schedule import schedule_name
 from specprefill_jax.errors import FileMissing, RecipeError
 from specprefill_jax.models import qwen35
 from specprefill_jax.models.checkpoint import load_parameters
@@ -111,6 +112,8 @@ def _build_model(
     say(f"compiling the {role} for {target.device.name}")
     audited = compile_audited(text, target, f"{role} for {target.device.name}")
     (out / f"{role}.vmfb").write_bytes(audited.module)
+    if audited.schedule is not None:
+        audited.schedule.write(out / schedule_name(role))
     say(f"computing the {role}'s self-test")
     described = Model(
         module=f"{role}.vmfb",
