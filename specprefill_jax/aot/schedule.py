@@ -113,6 +113,8 @@ def _dispatches(lines: Iterator[str]) -> Iterator[tuple[str, _Key]]:
         elif found := _DISPATCH.search(line):
             dispatch = kernels[found[1]], tuple(constants[name] for name in found[2].split(", "))
             bindings = []
+        elif "hal.command_buffer.dispatch" in line:
+            raise ValueError(f"a dispatch of another form: {line.strip()[:80]}")
         elif dispatch is not None and (found := _BINDING.match(line)):
             bindings.append((found[1], constants[found[2]]))
         elif dispatch is not None:

@@ -118,6 +118,7 @@ def test_a_missing_or_broken_schedule_says_so(tmp_path: Path) -> None:
     ("phase", "old", "new", "text"),
     [
         ("hal", "hal.command_buffer.dispatch<", "hal.command_buffer.launch<", "no entry dispatches anything"),
+        ("hal", "hal.command_buffer.dispatch<", "hal.command_buffer.dispatch.indirect<", "of another form"),
         ("hal", "workgroups([%", "workgroups([%unknown", "'%unknown"),
         ("executable-sources", "func.func @", "func.fun @", "has no source"),
     ],
