@@ -41,6 +41,14 @@ class CompilerMissing(SpecPrefillError):
     """Compiling was asked for where only serving is installed: `pip install "specprefill-jax[compile]"`."""
 
 
+class PreflightMissing(SpecPrefillError):
+    """Preflight was asked for without what it needs: `pip install "specprefill-jax[preflight]"`."""
+
+
+class KernelRefused(SpecPrefillError):
+    """The GPU's driver refuses a kernel of an artifact, or crashes on it; the message names the kernel."""
+
+
 class ArtifactError(SpecPrefillError):
     """A directory is not a usable artifact: its manifest is missing, invalid, or of another schema."""
 

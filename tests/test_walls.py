@@ -19,7 +19,8 @@ SERVE = SETTINGS | {"artifact"}
 PARTS = {"runtime", "scoring", "selection", "policy", "sampling", "chat"}
 COMPILE = {"models", "formats", "artifact", "errors"}
 
-# room -> the rooms it may import. Every edge goes to a lower floor, but for the checkpoint table.
+# room -> the rooms it may import. Every edge goes to a lower floor, but for the checkpoint table, and for
+# what preflight must know as the compiler's side does: a shader's words, the products that a target has.
 FLOORS: dict[str, set[str]] = {
     "errors": set(),
     "settings": {"errors"},
@@ -41,11 +42,13 @@ FLOORS: dict[str, set[str]] = {
     "formats": {"errors"},
     "hub": {"errors"},
     "models": {"formats", "errors"},
-    "preflight": COMPILE,
     "aot": COMPILE,
+    "preflight": COMPILE | {"aot"},
 }
 FLOORS["cli"] = set(FLOORS)
 
+# `kernels` is what `preflight` prints; it is imported when that verb runs.
+COMPILE_COMMANDS = {f"specprefill_jax.cli.{name}" for name in ("compile", "preflight", "kernels")}
 COMPILE_SIDE = {"models", "formats", "hub", "preflight", "aot"}
 COMPILE_LIBRARIES = {"jax", "jaxlib", "iree.compiler", "safetensors", "ml_dtypes"}
 REFERENCES = {"torch", "transformers", "scipy"}
@@ -61,7 +64,7 @@ LIBRARIES: dict[str, set[str]] = {
     "cli": LIBRARIES_OF_ANY | {"rich"},
     "models": LIBRARIES_OF_ANY | {"jax", "ml_dtypes"},
     "formats": LIBRARIES_OF_ANY | {"ml_dtypes", "safetensors"},
-    "preflight": LIBRARIES_OF_ANY | {"iree.compiler", "iree.runtime"},
+    "preflight": LIBRARIES_OF_ANY | {"vulkan"},
     "aot": LIBRARIES_OF_ANY | {"jax", "ml_dtypes", "iree.compiler", "iree.runtime"},
 }
 
@@ -158,13 +161,28 @@ def test_of_the_models_only_the_checkpoint_table_knows_file_formats() -> None:
     assert {name for name in knowing if room_of(name) == "models"} <= {"specprefill_jax.models.checkpoint"}
 
 
-def test_of_the_commands_only_compile_reaches_the_compile_side() -> None:
+def test_preflight_knows_of_the_compiler_only_its_targets_and_its_reader_of_shaders() -> None:
+    known = {found.target for found in INSIDE if room_of(found.importer) == "preflight"}
+    assert {target for target in known if room_of(target) == "aot"} == {
+        "specprefill_jax.aot.spirv",
+        "specprefill_jax.aot.targets",
+    }
+
+
+def test_only_the_child_process_of_preflight_knows_vulkan() -> None:
+    knowing = {found.importer for found in IMPORTS if library_of(found.target) == "vulkan"}
+    assert knowing == {"specprefill_jax.preflight.child"}
+    inside = [found for found in INSIDE if found.importer == "specprefill_jax.preflight.child"]
+    assert inside == [], "the child is started without the package"
+
+
+def test_of_the_commands_only_these_reach_the_compile_side() -> None:
     reaching = {
         found.importer
         for found in INSIDE
         if room_of(found.importer) == "cli" and room_of(found.target) in COMPILE_SIDE
     }
-    assert reaching <= {"specprefill_jax.cli.compile"}
+    assert reaching == COMPILE_COMMANDS
 
 
 def test_no_import_is_relative() -> None:
@@ -265,7 +283,7 @@ def test_everything_that_serves_imports_without_jax_and_without_a_compiler() -> 
     serving = [
         name
         for name in MODULES
-        if room_of(name) not in COMPILE_SIDE | {"__main__"} and name != "specprefill_jax.cli.compile"
+        if room_of(name) not in COMPILE_SIDE | {"__main__"} and name not in COMPILE_COMMANDS
     ]
     assert "specprefill_jax.chat" in modules_after_importing(serving, blocked)
 

@@ -8,14 +8,18 @@ So each operand is looked at; where the known conversion stands between, the pro
 from __future__ import annotations
 
 import struct
+import tempfile
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
+from pathlib import Path
 
 from specprefill_jax.aot.compiler import compile_module
+from specprefill_jax.aot.schedule import read_schedule
 from specprefill_jax.aot.spirv import MAGIC, Shader
 from specprefill_jax.aot.targets import Products, Target
+from specprefill_jax.artifact.schedule import Schedule
 from specprefill_jax.errors import CompileError
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # the file format's own layout: APPNOTE.TXT 4.3.7
@@ -66,6 +70,7 @@ class Audited:
         products: cooperative matrix products in them.
         repaired: products whose operands were put right.
         features: what the shaders need of a device, in IREE's words.
+        schedule: what its entries dispatch; None for a CPU, and where only the module is known.
     """
 
     module: bytes
@@ -73,6 +78,7 @@ class Audited:
     products: int
     repaired: int
     features: frozenset[str]
+    schedule: Schedule | None = None
 
 
 def compile_audited(text: str, target: Target, name: str) -> Audited:
@@ -81,10 +87,12 @@ def compile_audited(text: str, target: Target, name: str) -> Audited:
     Raises:
         CompileError: the compiler refuses the program, or the audit its result; names `name`.
     """
-    module = compile_module(text, target.flags, name)
     if target.device.driver != "vulkan":
-        return Audited(module, 0, 0, 0, frozenset())
-    return audit(module, target.cooperative, name)
+        return Audited(compile_module(text, target.flags, name), 0, 0, 0, frozenset())
+    with tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
+        module = compile_module(text, target.flags, name, phases=Path(folder))
+        schedule = read_schedule(Path(folder), name)
+    return replace(audit(module, target.cooperative, name), schedule=schedule)
 
 
 def audit(module: bytes, products: Products, name: str) -> Audited:

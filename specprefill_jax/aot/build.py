@@ -19,6 +19,7 @@ from specprefill_jax.aot.targets import Target, target_for
 from specprefill_jax.aot.weights import write_archive
 from specprefill_jax.artifact.hashing import describe_files
 from specprefill_jax.artifact.manifest import SCHEMA, Build, Manifest, Model
+from specprefill_jax.artifact.schedule import schedule_name
 from specprefill_jax.errors import FileMissing, RecipeError
 from specprefill_jax.models.checkpoint import parameter_specs
 from specprefill_jax.models.config import TextConfig, read_config
@@ -105,6 +106,8 @@ def _build_model(
     say(f"compiling the {role} for {target.device.name}")
     audited = compile_audited(text, target, f"{role} for {target.device.name}")
     (out / f"{role}.vmfb").write_bytes(audited.module)
+    if audited.schedule is not None:
+        audited.schedule.write(out / schedule_name(role))
     say(f"computing the {role}'s self-test")
     make_self_test(model.checkpoint, config, shapes).write(out / f"{role}.self_test.json")
     described = Model(
@@ -120,7 +123,7 @@ def _build_model(
         rows=model.rows,
         blocks=tuple(model.blocks),
         capacities=tuple(model.capacities),
-        state=state_tensors(config),
+        state=state_tensors(config, shapes.numerics),
         largest_parameter=_largest_parameter(config, shapes),
         self_test=f"{role}.self_test.json",
     )

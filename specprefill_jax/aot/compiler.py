@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from iree.compiler.tools import binaries
 
@@ -16,17 +17,30 @@ from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.errors import CompileError
 
 TIME_LIMIT_S = 1800
+_WITHOUT_CONSTANTS = "--mlir-elide-elementsattrs-if-larger=16"  # of printed text only
 # A loop as such, or the branches that it is lowered to.
 _LOOP = re.compile(r"\b(?:scf\.(?:for|while|forall)|cf\.(?:br|cond_br|switch))\b")
 
 
-def compile_module(text: str, flags: Sequence[str], name: str, *, time_limit_s: int = TIME_LIMIT_S) -> bytes:
+def compile_module(
+    text: str,
+    flags: Sequence[str],
+    name: str,
+    *,
+    phases: Path | None = None,
+    time_limit_s: int = TIME_LIMIT_S,
+) -> bytes:
     """The module's bytes, unaudited (see `audit.py`). Through stdin: they do not depend on a file's name.
+
+    Args:
+        phases: a folder that the program is written to as it stands after each phase of the compiler, large
+            constants left out (see `schedule.py`). The module's bytes stay the same.
 
     Raises:
         CompileError: the compiler refuses the program, or does not end within the limit; names `name`.
     """
-    return _run(text, flags, name, time_limit_s)
+    printing = (_WITHOUT_CONSTANTS, f"--dump-compilation-phases-to={phases}") if phases is not None else ()
+    return _run(text, flags, name, time_limit_s, printing)
 
 
 @dataclass(frozen=True)
@@ -73,8 +87,11 @@ def count_commands(text: str, flags: Sequence[str], name: str) -> dict[str, Comm
     return counts
 
 
-def _run(text: str, flags: Sequence[str], name: str, time_limit_s: int) -> bytes:
-    command = [binaries.find_tool("iree-compile"), "-", "-o", "-", "--iree-input-type=stablehlo", *flags]
+def _run(
+    text: str, flags: Sequence[str], name: str, time_limit_s: int, printing: Sequence[str] = ()
+) -> bytes:
+    tool = binaries.find_tool("iree-compile")
+    command = [tool, "-", "-o", "-", "--iree-input-type=stablehlo", *flags, *printing]
     try:
         done = subprocess.run(
             command,

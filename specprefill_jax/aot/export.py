@@ -17,7 +17,7 @@ from specprefill_jax.artifact.manifest import StateTensor
 from specprefill_jax.models import qwen35
 from specprefill_jax.models.checkpoint import ParameterSpec, build_model, parameter_specs
 from specprefill_jax.models.config import TextConfig
-from specprefill_jax.models.matrix import Tiled, TileShape
+from specprefill_jax.models.matrix import Tiled, TileShape, product_dtype
 from specprefill_jax.models.parameters import Model, ModelState
 
 DTYPES = {
@@ -66,7 +66,7 @@ def export_module(name: str, config: TextConfig, shapes: Shapes) -> str:
 def _entries(config: TextConfig, shapes: Shapes, model: Callable[[tuple[Any, ...]], Model]) -> list[Entry]:
     entries = []
     for capacity in shapes.capacities:
-        abstract = jax.eval_shape(partial(qwen35.initial_state, config, capacity))
+        abstract = jax.eval_shape(partial(qwen35.initial_state, config, capacity, DTYPES[shapes.numerics]))
         state, tree = jax.tree.flatten(abstract)
         rebuild = partial(jax.tree.unflatten, tree)
         for block in (length for length in shapes.blocks if length <= capacity):
@@ -112,18 +112,19 @@ def _decode(
     return (logits, *((returned,) if rows else ()), *jax.tree.leaves(after))
 
 
-def state_tensors(config: TextConfig) -> tuple[StateTensor, ...]:
+def state_tensors(config: TextConfig, numerics: str) -> tuple[StateTensor, ...]:
     """The state's tensors in the order of the entries' arguments, as the manifest names them."""
+    cache = "f16" if product_dtype(DTYPES[numerics]) == np.float16 else "f32"
     tensors = []
     for layer, kind in enumerate(config.layer_types):
         if kind == "full_attention":
-            shape = (config.num_key_value_heads, "C", config.head_dim)
-            tensors += [StateTensor(f"layers.{layer}.{name}", shape, "f32") for name in ("k", "v")]
+            shape = ("C", config.num_key_value_heads, config.head_dim)
+            tensors += [StateTensor(f"layers.{layer}.{name}", shape, cache) for name in ("k", "v")]
         else:
-            tail = (config.linear_conv_kernel_dim - 1, config.conv_channels)
+            inputs = (config.linear_conv_kernel_dim - 1, config.conv_channels + config.value_dim)
             size = (config.linear_num_value_heads, config.linear_value_head_dim, config.linear_key_head_dim)
             tensors += [
-                StateTensor(f"layers.{layer}.conv", tail, "f32"),
+                StateTensor(f"layers.{layer}.conv", inputs, "f32"),
                 StateTensor(f"layers.{layer}.matrix", size, "f32"),
             ]
     return tuple(tensors)

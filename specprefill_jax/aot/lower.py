@@ -27,6 +27,10 @@ _TILE_PRODUCT = re.compile(
     r"%arg1: (?P<right>tensor<[^>]+>)[^)]*\) -> \(?(?P<out>tensor<[^>]+>).*?\n  \}",
     re.DOTALL,
 )
+# The private function of `models.matrix.apart`.
+_APART = re.compile(
+    r"  func\.func private @(?P<name>\w+__apart\w*)\(%arg0: (?P<shape>tensor<[^>]+>).*?\n  \}", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def _lower(entry: Entry, parameters: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[
     assert body is not None, "JAX changed the shape of its module text"
     private = _SYMBOL.sub(lambda symbol: f"@{entry.name}__{symbol.group(1)}", body.group(1))
     private = private.replace("func.func public @", "func.func private @")
-    private = _TILE_PRODUCT.sub(_tile_product, private)
+    private = _APART.sub(_barrier, _TILE_PRODUCT.sub(_tile_product, private))
     results = tuple(tensor_type(leaf) for leaf in jax.tree.leaves(lowered.out_info))
     return private, results
 
@@ -81,6 +85,15 @@ def _tile_product(function: re.Match[str]) -> str:
     %init = linalg.fill ins(%zero : f32) outs(%empty : {out}) -> {out}
     %product = linalg.mmt4d ins(%left, %right : {left}, {right}) outs(%init : {out}) -> {out}
     return %product : {out}
+  }}"""
+
+
+def _barrier(function: re.Match[str]) -> str:
+    """What is computed before and after stays in kernels of their own."""
+    shape = function["shape"]
+    return f"""  func.func private @{function["name"]}(%x: {shape}) -> {shape} {{
+    %apart = iree_tensor_ext.compute_barrier.start %x : {shape} -> {shape}
+    return %apart : {shape}
   }}"""
 
 

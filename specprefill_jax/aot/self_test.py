@@ -63,10 +63,10 @@ def make_self_test(checkpoint: Path, config: TextConfig, shapes: Shapes) -> Self
     """
     pieces, next_token = _inputs(config, shapes.capacities[0])
     model = load_parameters(checkpoint, config, DTYPES[shapes.numerics])
-    exact = _run(config, _lazy(model, _OneAtATime), pieces, next_token, shapes.rows)
+    exact = _run(config, _lazy(model, _OneAtATime), pieces, next_token, shapes.rows, shapes.numerics)
     rough = exact
     if shapes.numerics != "f32":
-        rough = _run(config, _lazy(model, _OneAtATimeInF32), pieces, next_token, shapes.rows)
+        rough = _run(config, _lazy(model, _OneAtATimeInF32), pieces, next_token, shapes.rows, "f32")
     prefilled, decoded = (
         {name: _expected(values, other[name]) for name, values in tensors.items()}
         for tensors, other in zip(exact, rough, strict=True)
@@ -96,13 +96,16 @@ def _lazy(model: Model, layers: type[_OneAtATime]) -> Model:
 
 
 def _run(
-    config: TextConfig, model: Model, pieces: tuple[Piece, ...], next_token: int, rows: int
+    config: TextConfig, model: Model, pieces: tuple[Piece, ...], next_token: int, rows: int, numerics: str
 ) -> tuple[Tensors, Tensors]:
-    """Everything after the pieces, and after the decoded token; rows are those of the last piece."""
+    """Everything after the pieces, and after the decoded token; rows are those of the last piece.
+
+    `numerics` is the format of the layers' matrices.
+    """
     slots = sum(len(piece.tokens) for piece in pieces)
     # One length for all pieces: JAX compiles each operation for its shapes.
     block = _block(max(len(piece.tokens) for piece in pieces))
-    state = qwen35.initial_state(config, slots + block)
+    state = qwen35.initial_state(config, slots + block, DTYPES[numerics])
     slot, hidden, returned = 0, None, None
     with jax.disable_jit():
         for piece in pieces:
@@ -131,14 +134,15 @@ def _vector(values: jax.Array) -> np.ndarray:
 def _rows(returned: Any, rows: int, slots: int) -> Tensors:
     if rows == 0:
         return {}
-    shown = np.asarray(returned)[..., :slots]
-    return {"rows": rows_by_head(shown.reshape(-1, *shown.shape[-3:]))}
+    shown = np.asarray(returned)[..., :slots]  # [A, H, R, slots] of prefill, [A, H, slots] of decode
+    by_layer_and_head = shown.reshape(*shown.shape[:2], -1, shown.shape[-1])
+    return {"rows": rows_by_head(by_layer_and_head.transpose(2, 0, 1, 3))}
 
 
 def _state(config: TextConfig, state: ModelState, slots: int) -> Tensors:
     """The state by the manifest's names, of keys and values the slots in use."""
     found: Tensors = {}
-    for tensor, leaf in zip(state_tensors(config), jax.tree.leaves(state), strict=True):
+    for tensor, leaf in zip(state_tensors(config, "f32"), jax.tree.leaves(state), strict=True):
         values = np.asarray(leaf, np.float32)
         if tensor.grows:
             values = values.take(np.arange(slots), axis=tensor.shape.index("C"))

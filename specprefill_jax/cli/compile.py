@@ -5,14 +5,14 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.artifact.manifest import MANIFEST_NAME
 from specprefill_jax.artifact.targets import known_target
 from specprefill_jax.cli.progress import Waiting
-from specprefill_jax.errors import CompilerMissing, SettingError
+from specprefill_jax.errors import CompilerMissing, SettingError, SpecPrefillError
 
 COMPILE_LIBRARIES = ("jax", "iree.compiler", "ml_dtypes")
 
@@ -67,7 +67,7 @@ def build(recipe: Path, device: str, out: Path, say: Callable[[str], None]) -> N
     known_target(device)
     if out.exists() and not (out / MANIFEST_NAME).is_file() and (out.is_file() or any(out.iterdir())):
         raise SettingError(f"--out {out} is there and is not an artifact; name another directory")
-    _require_compiler(device)
+    require_libraries(COMPILE_LIBRARIES, CompilerMissing, "compile", f"compiling for {device}")
     from specprefill_jax.aot.build import build_artifact
     from specprefill_jax.aot.recipe import read_recipe
 
@@ -92,12 +92,14 @@ def _put(made: Path, out: Path, replaced: Path) -> None:
     shutil.move(made, out)
 
 
-def _require_compiler(device: str) -> None:
-    missing = [name for name in COMPILE_LIBRARIES if not _installed(name)]
+def require_libraries(names: Sequence[str], error: type[SpecPrefillError], extra: str, doing: str) -> None:
+    """Raises: `error`, where one of the libraries that `doing` takes is not installed; it names the extra."""
+    missing = [name for name in names if not _installed(name)]
     if missing:
-        raise CompilerMissing(
-            f"compiling for {device} needs {', '.join(missing)}, and only serving is installed here: "
-            'pip install "specprefill-jax[compile]", or name a compiled artifact (--artifact)'
+        raise error(
+            f"{doing} needs {', '.join(missing)}, and only serving is installed here: "
+            f'pip install "specprefill-jax[{extra}]"'
+            + (", or name a compiled artifact (--artifact)" if extra == "compile" else "")
         )
 
 

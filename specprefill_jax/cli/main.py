@@ -7,17 +7,25 @@ import sys
 from collections.abc import Sequence
 
 from specprefill_jax import __version__
-from specprefill_jax.cli import compile, devices, run, score, verify
+from specprefill_jax.cli import compile, devices, preflight, run, score, verify
 from specprefill_jax.errors import (
     CompileError,
     DeviceFailed,
+    KernelRefused,
     NotFiniteOutput,
     ScoresUnusable,
     SelfTestFailed,
     SpecPrefillError,
 )
 
-FAILED_WHILE_RUNNING = (CompileError, DeviceFailed, NotFiniteOutput, ScoresUnusable, SelfTestFailed)
+FAILED_WHILE_RUNNING = (
+    CompileError,
+    DeviceFailed,
+    KernelRefused,
+    NotFiniteOutput,
+    ScoresUnusable,
+    SelfTestFailed,
+)
 """Errors that no change of the command line would have prevented; they exit with 1, all others with 2."""
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C: 128 + SIGINT
@@ -56,6 +64,6 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"specprefill-jax {__version__}")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for verb in (run, score, compile, verify, devices):
+    for verb in (run, score, compile, verify, preflight, devices):
         verb.add_parser(verbs)
     return top

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import jax
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from numpy.typing import DTypeLike
 
 from specprefill_jax.errors import CheckpointError
@@ -39,47 +39,83 @@ DEFAULT_SHARD_BYTES: Final = 4_000_000_000
 class Row:
     """One line of the table.
 
-    `field` is the parameter's path inside `Model` or `Block`, `key` its name in the checkpoint after the
-    prefix and `layers.N.`, `shape` its shape there in the words of `_sizes`. Matrices take the number format
-    of the build; vectors (norms, decay constants, the convolution) stay f32 in every build.
+    `field` is the parameter's path inside `Model` or `Block`. `parts` are its names in the checkpoint after
+    the prefix and `layers.N.`, with their shapes there in the words of `_sizes`: most parameters are one
+    tensor, some are several matrices, one below the other. `key` is its own name. Matrices take the number
+    format of the build; vectors (norms, decay constants, the convolution) stay f32 in every build. `paired`
+    ones begin with the delta rule's query heads and then its key heads, which the model has by turns.
     """
 
     field: str
     key: str
     kind: Kind
-    shape: tuple[str, ...]
+    parts: tuple[tuple[str, tuple[str, ...]], ...]
+    paired: bool = False
+
+
+def _row(field: str, key: str, kind: Kind, shape: tuple[str, ...], paired: bool = False) -> Row:
+    return Row(field, key, kind, ((key, shape),), paired)
 
 
 MODEL_ROWS: Final = (
-    Row("embed_tokens", "embed_tokens.weight", "matrix", ("vocabulary", "hidden")),
-    Row("norm", "norm.weight", "vector", ("hidden",)),
+    _row("embed_tokens", "embed_tokens.weight", "matrix", ("vocabulary", "hidden")),
+    _row("norm", "norm.weight", "vector", ("hidden",)),
 )
-HEAD_ROW: Final = Row("lm_head", "lm_head.weight", "matrix", ("vocabulary", "hidden"))
+HEAD_ROW: Final = _row("lm_head", "lm_head.weight", "matrix", ("vocabulary", "hidden"))
 BLOCK_ROWS: Final = (
-    Row("input_layernorm", "input_layernorm.weight", "vector", ("hidden",)),
-    Row("post_attention_layernorm", "post_attention_layernorm.weight", "vector", ("hidden",)),
-    Row("mlp.gate_proj", "mlp.gate_proj.weight", "matrix", ("intermediate", "hidden")),
-    Row("mlp.up_proj", "mlp.up_proj.weight", "matrix", ("intermediate", "hidden")),
-    Row("mlp.down_proj", "mlp.down_proj.weight", "matrix", ("hidden", "intermediate")),
+    _row("input_layernorm", "input_layernorm.weight", "vector", ("hidden",)),
+    _row("post_attention_layernorm", "post_attention_layernorm.weight", "vector", ("hidden",)),
+    Row(
+        "mlp.gate_up_proj",
+        "mlp.gate_up_proj.weight",
+        "matrix",
+        (
+            ("mlp.gate_proj.weight", ("intermediate", "hidden")),
+            ("mlp.up_proj.weight", ("intermediate", "hidden")),
+        ),
+    ),
+    _row("mlp.down_proj", "mlp.down_proj.weight", "matrix", ("hidden", "intermediate")),
 )
 ATTENTION_ROWS: Final = (
-    Row("mixer.q_proj", "self_attn.q_proj.weight", "matrix", ("queries and gates", "hidden")),
-    Row("mixer.k_proj", "self_attn.k_proj.weight", "matrix", ("keys", "hidden")),
-    Row("mixer.v_proj", "self_attn.v_proj.weight", "matrix", ("keys", "hidden")),
-    Row("mixer.o_proj", "self_attn.o_proj.weight", "matrix", ("hidden", "queries")),
-    Row("mixer.q_norm", "self_attn.q_norm.weight", "vector", ("head",)),
-    Row("mixer.k_norm", "self_attn.k_norm.weight", "vector", ("head",)),
+    Row(
+        "mixer.qk_proj",
+        "self_attn.qk_proj.weight",
+        "matrix",
+        (
+            ("self_attn.q_proj.weight", ("queries and gates", "hidden")),
+            ("self_attn.k_proj.weight", ("keys", "hidden")),
+        ),
+    ),
+    _row("mixer.v_proj", "self_attn.v_proj.weight", "matrix", ("keys", "hidden")),
+    _row("mixer.o_proj", "self_attn.o_proj.weight", "matrix", ("hidden", "queries")),
+    _row("mixer.q_norm", "self_attn.q_norm.weight", "vector", ("head",)),
+    _row("mixer.k_norm", "self_attn.k_norm.weight", "vector", ("head",)),
 )
 DELTA_ROWS: Final = (
-    Row("mixer.in_proj_qkv", "linear_attn.in_proj_qkv.weight", "matrix", ("channels", "hidden")),
-    Row("mixer.in_proj_z", "linear_attn.in_proj_z.weight", "matrix", ("delta values", "hidden")),
-    Row("mixer.in_proj_b", "linear_attn.in_proj_b.weight", "matrix", ("delta value heads", "hidden")),
-    Row("mixer.in_proj_a", "linear_attn.in_proj_a.weight", "matrix", ("delta value heads", "hidden")),
-    Row("mixer.conv1d", "linear_attn.conv1d.weight", "vector", ("channels", "one", "kernel")),
-    Row("mixer.A_log", "linear_attn.A_log", "vector", ("delta value heads",)),
-    Row("mixer.dt_bias", "linear_attn.dt_bias", "vector", ("delta value heads",)),
-    Row("mixer.norm", "linear_attn.norm.weight", "vector", ("delta value head",)),
-    Row("mixer.out_proj", "linear_attn.out_proj.weight", "matrix", ("hidden", "delta values")),
+    Row(
+        "mixer.in_proj_qkvz",
+        "linear_attn.in_proj_qkvz.weight",
+        "matrix",
+        (
+            ("linear_attn.in_proj_qkv.weight", ("channels", "hidden")),
+            ("linear_attn.in_proj_z.weight", ("delta values", "hidden")),
+        ),
+        paired=True,
+    ),
+    Row(
+        "mixer.in_proj_ba",
+        "linear_attn.in_proj_ba.weight",
+        "matrix",
+        (
+            ("linear_attn.in_proj_b.weight", ("delta value heads", "hidden")),
+            ("linear_attn.in_proj_a.weight", ("delta value heads", "hidden")),
+        ),
+    ),
+    _row("mixer.conv1d", "linear_attn.conv1d.weight", "vector", ("channels", "one", "kernel"), paired=True),
+    _row("mixer.A_log", "linear_attn.A_log", "vector", ("delta value heads",)),
+    _row("mixer.dt_bias", "linear_attn.dt_bias", "vector", ("delta value heads",)),
+    _row("mixer.norm", "linear_attn.norm.weight", "vector", ("delta value head",)),
+    _row("mixer.out_proj", "linear_attn.out_proj.weight", "matrix", ("hidden", "delta values")),
 )
 MIXER_ROWS: Final = {"full_attention": ATTENTION_ROWS, "linear_attention": DELTA_ROWS}
 
@@ -104,30 +140,52 @@ def _sizes(config: TextConfig) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One parameter of a model: its canonical key, its path in `Model`, its shape in the file.
+    """One parameter of a model: its name, its path in `Model`, and the checkpoint's tensors that make it up.
 
-    Its shape in the tree differs for the convolution alone: [channels, 1, kernel] becomes [kernel, channels],
-    so that one tap is one contiguous row.
+    Attributes:
+        key: its name in a parameter archive: the checkpoint's own where it is one tensor of it.
+        stored: canonical keys and shapes in the file; several are matrices that lie one below the other.
+        pairs: (heads, size) of the query heads with which it begins, as many key heads following, where the
+            parameter has them by turns: query, key, query, key; None for all others.
+
+    The shape of the convolution differs from the file's: [channels, 1, kernel] becomes [kernel, channels], so
+    that one tap is one contiguous row.
     """
 
     key: str
     path: tuple[str | int, ...]
     kind: Kind
-    stored_shape: tuple[int, ...]
+    stored: Mapping[str, tuple[int, ...]]
+    pairs: tuple[int, int] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        if len(self.stored_shape) == 3:
-            return (self.stored_shape[2], self.stored_shape[0])
-        return self.stored_shape
+        first, *_ = shapes = tuple(self.stored.values())
+        if len(first) == 3:
+            return (first[2], first[0])
+        return (sum(shape[0] for shape in shapes), *first[1:])
 
-    def from_stored(self, array: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
-        """The stored tensor in the tree's shape."""
+    def from_stored(self, arrays: Sequence[Shaped[np.ndarray, "..."]]) -> Shaped[np.ndarray, "..."]:
+        """The stored tensors as the parameter; a single one stays a view."""
+        array = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        if self.pairs is not None:
+            array = array[self._by_turns()]
         return np.ascontiguousarray(array[:, 0].T) if array.ndim == 3 else array
 
-    def to_stored(self, array: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
-        """The tree's array in the shape of the file."""
-        return array.T[:, None] if len(self.stored_shape) == 3 else array
+    def to_stored(self, array: Shaped[np.ndarray, "..."]) -> list[Shaped[np.ndarray, "..."]]:
+        """The parameter as the tensors of the file."""
+        shapes = tuple(self.stored.values())
+        array = array.T[:, None] if len(shapes[0]) == 3 else array
+        if self.pairs is not None:
+            array = array[np.argsort(self._by_turns())]
+        return np.split(array, np.cumsum([shape[0] for shape in shapes])[:-1])
+
+    def _by_turns(self) -> Int[np.ndarray, " rows"]:
+        """Which row of the file each row of the parameter is."""
+        heads, size = self.pairs or (0, 0)
+        rows = np.arange(sum(shape[0] for shape in self.stored.values()))
+        first = rows[: 2 * heads * size].reshape(2, heads, size).transpose(1, 0, 2)
+        return np.concatenate([first.reshape(-1), rows[2 * heads * size :]])
 
     def dtype(self, matrix_dtype: np.dtype) -> np.dtype:
         """The type this parameter has in a build whose matrices are `matrix_dtype`."""
@@ -143,7 +201,8 @@ def parameter_specs(config: TextConfig) -> tuple[ParameterSpec, ...]:
             key=key + row.key,
             path=(*path, *row.field.split(".")),
             kind=row.kind,
-            stored_shape=tuple(sizes[name] for name in row.shape),
+            stored={key + name: tuple(sizes[size] for size in shape) for name, shape in row.parts},
+            pairs=(config.linear_num_key_heads, config.linear_key_head_dim) if row.paired else None,
         )
 
     embedding, norm = MODEL_ROWS
@@ -182,20 +241,20 @@ def save_parameters(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> None:
     """Writes a checkpoint directory: a text-only config.json, safetensors in the formats of the arrays."""
-    specs = parameter_specs(config)
-    arrays = [spec.to_stored(np.asarray(parameter_at(model, spec))) for spec in specs]
-    stored = [
-        TensorSpec(stored_key(spec.key, prefix), array.dtype, array.shape)
-        for spec, array in zip(specs, arrays, strict=True)
-    ]
-    write_tensors(directory, stored, arrays, shard_bytes)
+    tensors = {
+        stored_key(key, prefix): array
+        for spec in parameter_specs(config)
+        for key, array in zip(spec.stored, spec.to_stored(np.asarray(parameter_at(model, spec))), strict=True)
+    }
+    stored = [TensorSpec(key, array.dtype, array.shape) for key, array in tensors.items()]
+    write_tensors(directory, stored, list(tensors.values()), shard_bytes)
     write_config(config, directory, str(np.asarray(model.embed_tokens).dtype))
 
 
 def iterate_tensors(
     directory: Path, config: TextConfig, matrix_dtype: DTypeLike
 ) -> Iterator[tuple[str, Float[np.ndarray, "*shape"]]]:
-    """(canonical key, array) of every parameter in the order of `parameter_specs`, one in memory at a time.
+    """(key, array) of every parameter in the order of `parameter_specs`, one in memory at a time.
 
     Names, shapes and formats are checked before the first array, values as each array is reached. Matrices
     come as `matrix_dtype` (float32, bfloat16 or float16), vectors as float32, the convolution as
@@ -213,8 +272,8 @@ def iterate_tensors(
 
     def arrays() -> Iterator[tuple[str, np.ndarray]]:
         for spec in specs:
-            array = spec.from_stored(stored[spec.key])
-            yield spec.key, converted(spec.key, array, spec.dtype(matrices))
+            tensors = [converted(key, stored[key], spec.dtype(matrices)) for key in spec.stored]
+            yield spec.key, spec.from_stored(tensors)
 
     return arrays()
 
@@ -289,7 +348,7 @@ def _check_coverage(
     """Every parameter is there in its shape and a format that is read, and nothing else is."""
     if config.tie_word_embeddings:
         _drop_tied_head(directory, stored)
-    wanted = {spec.key: spec.stored_shape for spec in specs}
+    wanted = {key: shape for spec in specs for key, shape in spec.stored.items()}
     missing = [f"{key} {list(shape)}" for key, shape in wanted.items() if key not in stored]
     if missing:
         raise CheckpointError(f"{directory} lacks {_some(missing)}, which its config.json asks for")

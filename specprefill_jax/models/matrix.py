@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
+from numpy.typing import DTypeLike
 
 
 @jax.tree_util.register_dataclass
@@ -47,11 +48,42 @@ class TileShape:
         return np.ascontiguousarray(padded.reshape(outer, rows, inner, depth).transpose(0, 2, 1, 3))
 
 
+def product_dtype(matrices: DTypeLike) -> np.dtype:
+    """The format of operands in products of activations with each other, by that of the weight matrices.
+
+    f16 matrices mean a device with f16 matrix units, and all products go there. Elsewhere it is f32.
+    """
+    return np.dtype(np.float16) if np.dtype(matrices) == np.float16 else np.dtype(np.float32)
+
+
+def dtype_of(weight: Matrix) -> np.dtype:
+    """The format of a matrix."""
+    return np.dtype((weight.tiles if isinstance(weight, Tiled) else weight).dtype)
+
+
+def product(equation: str, a: Array, b: Array, dtype: np.dtype) -> Array:
+    """An einsum of two operands in `dtype`, summed in f32."""
+    return jnp.einsum(equation, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def columns(x: Float[Array, "T K"], start: int, size: int) -> Float[Array, "T {size}"]:
+    """x[:, start:start + size] read in place: a slice would be a copy of its own on the device."""
+    column = start + jnp.arange(size, dtype=jnp.int32)
+    return x.at[:, column].get(mode="promise_in_bounds")
+
+
 def linear(x: Float[Array, "T K"], weight: Matrix) -> Float[Array, "T N"]:
     """x · weightᵀ in the weight's dtype, accumulated and returned in f32."""
     if isinstance(weight, Tiled):
         return tiled_linear(x, weight)
     return jnp.einsum("tk,nk->tn", x.astype(weight.dtype), weight, preferred_element_type=jnp.float32)
+
+
+def linear_by_output(x: Float[Array, "T K"], weight: Matrix) -> Float[Array, "N T"]:
+    """weight · xᵀ: the same numbers with each output's in one row, for the few outputs that go on as rows."""
+    if isinstance(weight, Tiled):
+        return tiled_linear(x, weight).T
+    return jnp.einsum("nk,tk->nt", weight, x.astype(weight.dtype), preferred_element_type=jnp.float32)
 
 
 def tiled_linear(x: Float[Array, "T K"], weight: Tiled) -> Float[Array, "T N"]:
@@ -74,6 +106,15 @@ def mmt4d(left: Shaped[Array, "M K m k"], right: Shaped[Array, "N K n k"]) -> Fl
     Compiled modules replace the body of this function by `linalg.mmt4d` (see `aot.lower`).
     """
     return jnp.einsum("aixk,biyk->abxy", left, right, preferred_element_type=jnp.float32)
+
+
+@jax.jit
+def apart(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """x, made by a kernel of its own.
+
+    Compiled modules replace the body of this function by a barrier against fusion (see `aot.lower`).
+    """
+    return x + 0.0
 
 
 def embed(weight: Matrix, tokens: Int[Array, " T"]) -> Float[Array, "T K"]:

@@ -2,7 +2,8 @@
 
 Matrices are [out, in], as in the checkpoint: every product contracts the last axis of both operands, which is
 the layout that a compiled matrix-vector product reads without a transpose. (Builds for a CPU hold them
-tiled.)
+tiled.) Matrices that read the same input and whose outputs go the same way lie one below the other, as one:
+that is one kernel instead of two.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ def pytree(cls: type[Node]) -> type[Node]:
 
 @pytree
 class Attention:
-    """Gated full attention. Per head, `q_proj` emits [query | gate]."""
+    """Gated full attention. `qk_proj` emits [query | gate] per query head, then the keys."""
 
-    q_proj: Matrix  # [2*H*head_dim, D]
-    k_proj: Matrix  # [Hkv*head_dim, D]
+    qk_proj: Matrix  # [(2*H + Hkv)*head_dim, D]
     v_proj: Matrix  # [Hkv*head_dim, D]
     o_proj: Matrix  # [D, H*head_dim]
     q_norm: Float[Array, " head_dim"]
@@ -42,15 +42,15 @@ class Attention:
 
 @pytree
 class Delta:
-    """Gated delta rule. `in_proj_qkv` emits the channels of the convolution: [query | key | value].
+    """Gated delta rule. `in_proj_qkvz` emits the channels of the convolution, then z.
 
-    `conv1d` is turned from the checkpoint's [channels, 1, kernel], so that one tap is one contiguous row.
+    The channels are the heads of queries and keys by turns (query, key, query, key, ..), and then the values.
+    `in_proj_ba` emits the write strengths, then the decays. `conv1d` is turned from the checkpoint's
+    [channels, 1, kernel], so that one tap is one contiguous row.
     """
 
-    in_proj_qkv: Matrix  # [channels, D]
-    in_proj_z: Matrix  # [Hv*dv, D]
-    in_proj_b: Matrix  # [Hv, D]
-    in_proj_a: Matrix  # [Hv, D]
+    in_proj_qkvz: Matrix  # [columns, D]: channels + Hv*dv
+    in_proj_ba: Matrix  # [2*Hv, D]
     conv1d: Float[Array, "kernel channels"]
     A_log: Float[Array, " Hv"]
     dt_bias: Float[Array, " Hv"]
@@ -60,8 +60,7 @@ class Delta:
 
 @pytree
 class Mlp:
-    gate_proj: Matrix  # [I, D]
-    up_proj: Matrix  # [I, D]
+    gate_up_proj: Matrix  # [2*I, D]: the gate's rows, then up's
     down_proj: Matrix  # [D, I]
 
 
@@ -85,21 +84,24 @@ class Model:
 
 @pytree
 class AttentionState:
-    """Keys (rotated) and values by slot; slots past the length are undefined and masked."""
+    """Keys (rotated) and values by slot; slots past the length are undefined and masked.
 
-    k: Float[Array, "Hkv C head_dim"]
-    v: Float[Array, "Hkv C head_dim"]
+    The slot comes first: a block's new ones are one range of memory, which their kernel writes in place.
+    """
+
+    k: Float[Array, "C Hkv head_dim"]
+    v: Float[Array, "C Hkv head_dim"]
 
 
 @pytree
 class DeltaState:
-    """The convolution's last raw inputs and the recurrent matrix.
+    """The convolution's last raw inputs, z beside them as the projection emits it, and the recurrent matrix.
 
     The matrix is stored [heads, value, key]: with [heads, key, value] the one-token step compiles to wrong
     numbers for Vulkan, so every reduction of that step runs over the last axis.
     """
 
-    conv: Float[Array, "kernel-1 channels"]
+    conv: Float[Array, "kernel-1 columns"]
     matrix: Float[Array, "Hv dv dk"]
 
 

@@ -7,7 +7,9 @@ compiler receives them as primitive values, so that no call waits for an index t
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
+from numpy.typing import DTypeLike
 
 from specprefill_jax.models.config import TextConfig
 from specprefill_jax.models.delta import delta
@@ -20,23 +22,24 @@ from specprefill_jax.models.layers import (
     rms_norm,
     rotary_phases,
 )
-from specprefill_jax.models.matrix import embed, linear
+from specprefill_jax.models.matrix import embed, linear, product_dtype
 from specprefill_jax.models.parameters import Attention, AttentionState, DeltaState, Model, ModelState
 
 
-def initial_state(config: TextConfig, capacity: int) -> ModelState:
-    """Zero state for `capacity` slots.
+def initial_state(config: TextConfig, capacity: int, matrices: DTypeLike = np.float32) -> ModelState:
+    """Zero state for `capacity` slots, of a build whose matrices are `matrices`.
 
-    It is f32 in every build: only the weight matrices take the build's format.
+    Keys and values take the format of products (see `product_dtype`); all else is f32 in every build.
     """
-    cache = (config.num_key_value_heads, capacity, config.head_dim)
+    cache = (capacity, config.num_key_value_heads, config.head_dim)
+    products = product_dtype(matrices)
     matrix = (config.linear_num_value_heads, config.linear_value_head_dim, config.linear_key_head_dim)
-    tail = (config.linear_conv_kernel_dim - 1, config.conv_channels)
+    inputs = (config.linear_conv_kernel_dim - 1, config.conv_channels + config.value_dim)
 
     def layer(kind: str) -> AttentionState | DeltaState:
         if kind == "full_attention":
-            return AttentionState(k=jnp.zeros(cache, jnp.float32), v=jnp.zeros(cache, jnp.float32))
-        return DeltaState(conv=jnp.zeros(tail, jnp.float32), matrix=jnp.zeros(matrix, jnp.float32))
+            return AttentionState(k=jnp.zeros(cache, products), v=jnp.zeros(cache, products))
+        return DeltaState(conv=jnp.zeros(inputs, jnp.float32), matrix=jnp.zeros(matrix, jnp.float32))
 
     return ModelState(layers=tuple(layer(kind) for kind in config.layer_types))
 
@@ -51,12 +54,12 @@ def prefill(
     state: ModelState,
     *,
     rows: int = 0,
-) -> tuple[Float[Array, " D"], Float[Array, "R A H C"], ModelState]:
+) -> tuple[Float[Array, " D"], Float[Array, "A H R C"], ModelState]:
     """Runs the first `count` of T tokens, each at its own position, into slots `slot`, `slot`+1, ...
 
     Returns the last valid token's hidden vector (after the final norm), the attention rows of the last
-    min(rows, count) valid tokens (oldest first, unused rows 0) and the state. Padding leaves the state
-    untouched, except for slots at and past `slot + count`, which are undefined until they are written.
+    min(rows, count) valid tokens (oldest first, those after them of no use) and the state. Padding leaves the
+    state untouched, except for slots at and past `slot + count`, which are undefined until they are written.
     """
     steps = tokens.shape[0]
     cos, sin = rotary_phases(config, positions)
@@ -71,6 +74,7 @@ def prefill(
     )
     x = embed(model.embed_tokens, tokens)
     layers, all_rows = [], []
+    inputs = jnp.zeros((steps + config.linear_conv_kernel_dim - 1, config.conv_channels + config.value_dim))
     for parameters, layer_state in zip(model.layers, state.layers, strict=True):
         h = rms_norm(x, parameters.input_layernorm, config.rms_norm_eps)
         if isinstance(parameters.mixer, Attention):
@@ -79,13 +83,13 @@ def prefill(
             all_rows.append(row)
         else:
             assert isinstance(layer_state, DeltaState)
-            y, layer_state = delta(config, parameters.mixer, layer_state, h, block)
+            y, layer_state, inputs = delta(config, parameters.mixer, layer_state, h, block, inputs)
         layers.append(layer_state)
         x = x + y
         x = x + mlp(parameters.mlp, rms_norm(x, parameters.post_attention_layernorm, config.rms_norm_eps))
     last = pick_last(x, count, 1)[0]
     hidden = rms_norm(last, model.norm, config.rms_norm_eps)
-    return hidden, jnp.stack(all_rows, axis=1), ModelState(layers=tuple(layers))
+    return hidden, jnp.stack(all_rows), ModelState(layers=tuple(layers))
 
 
 def decode(
@@ -103,7 +107,7 @@ def decode(
     hidden, all_rows, state = prefill(
         config, model, token[None], position[None], one, slot, state, rows=int(rows)
     )
-    return head(model, hidden), all_rows[0] if rows else None, state
+    return head(model, hidden), all_rows[:, :, 0] if rows else None, state
 
 
 def head(model: Model, hidden: Float[Array, " D"]) -> Float[Array, " V"]:
@@ -114,4 +118,4 @@ def head(model: Model, hidden: Float[Array, " D"]) -> Float[Array, " V"]:
 
 def capacity_of(state: ModelState) -> int:
     """Slots in the cache, C."""
-    return next(layer.k.shape[1] for layer in state.layers if isinstance(layer, AttentionState))
+    return next(layer.k.shape[0] for layer in state.layers if isinstance(layer, AttentionState))

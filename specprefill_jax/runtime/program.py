@@ -190,7 +190,8 @@ class Program:
             entry = "prefill_rows" if rows and block is plan[-1] else "prefill"
             results = self._prefill(entry, state, tokens[part], positions[part], block.length)
         read = self.device.transfer.read
-        return Prefilled(read(results[0]), read(results[1]) if rows else None, min(wanted, len(tokens)))
+        valid = min(wanted, plan[-1].count)
+        return Prefilled(read(results[0]), by_query(read(results[1]), valid) if rows else None, valid)
 
     def prefill_block(
         self,
@@ -211,7 +212,7 @@ class Program:
         results = self._prefill("prefill_rows" if rows else "prefill", state, tokens, positions, length)
         read = self.device.transfer.read
         valid = min(self.model.rows, len(tokens)) if rows else 0
-        return Prefilled(read(results[0]), read(results[1]) if rows else None, valid)
+        return Prefilled(read(results[0]), by_query(read(results[1]), valid) if rows else None, valid)
 
     def head(self, hidden: Float[np.ndarray, "D"]) -> Float[np.ndarray, "V"]:
         """Logits of the token that follows the one with this hidden state."""
@@ -311,6 +312,13 @@ class Program:
             )
         if (np.diff(positions) <= 0).any():
             raise ValueError("positions must rise from token to token")
+
+
+def by_query(rows: Float[np.ndarray, "A H R C"], valid: int) -> Float[np.ndarray, "R A H C"]:
+    """Rows as callers have them, 0 past the valid ones; entries return them as the device writes them."""
+    ordered = rows.transpose(2, 0, 1, 3)
+    ordered[valid:] = 0.0
+    return ordered
 
 
 def _check_room(state: State, slots: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from specprefill_jax.artifact.verify import open_artifact
 from specprefill_jax.errors import DeviceFailed
-from specprefill_jax.runtime.program import Decoded, Program
+from specprefill_jax.runtime.program import Decoded, Program, by_query
 from specprefill_jax.runtime.target import open_device_for
 
 State = dict[str, np.ndarray]
@@ -119,7 +119,8 @@ def _call(
     for piece in pieces:
         results = program._prefill(entry, state, piece.tokens, piece.positions, piece.length)
     logits = program.head(read(results[0]))
-    rows = read(results[1]) if entry == "prefill_rows" else None
+    valid = min(program.model.rows, len(pieces[-1].tokens))
+    rows = by_query(read(results[1]), valid) if entry == "prefill_rows" else None
     before = state.read()
     decoded = [program.decode(state, token, position) for token, position in then]
     return Called(logits, rows, before, decoded, state.read())

@@ -14,11 +14,11 @@ from tests.models.reference import DEMO, ROWS, Pair, random_pair
 
 # Head sizes 32/32 as the demo pair's, and 64/128 with twice as many value heads as key heads.
 ROLES = {"draft": "equal heads", "target": "wide heads"}
-# A long block has four chunks of the delta rule. The draft's capacities hold one of each length from
+# A long block has two chunks of the delta rule. The draft's capacities hold one of each length from
 # slot 0, and a long block after a short one; the target's hold two long blocks. Not every tiny shape
 # compiles: with blocks [16, 192] and capacity 256 IREE 3.13 refuses a draft for llvmpipe ("failed to
 # legalize operation 'memref.alloc'").
-SHORT, LONG = 16, 256
+SHORT, LONG = 16, 128
 BLOCKS = {"draft": (SHORT, LONG), "target": (LONG,)}
 CAPACITIES = {"draft": (LONG, LONG + SHORT), "target": (2 * LONG,)}
 

@@ -37,7 +37,7 @@ PLAIN = Shapes(blocks=(16, 64), capacities=(32, 128), rows=4, numerics="f32", ti
 TILED = replace(PLAIN, numerics="bf16", tile=TileShape(rows=16, depth=2))
 
 # In layer order: the delta layer's last inputs and matrix, then keys and values.
-DELTA = ("tensor<3x128xf32>", "tensor<4x16x16xf32>")
+DELTA = ("tensor<3x192xf32>", "tensor<4x16x16xf32>")
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +75,12 @@ def test_only_the_entries_are_public(plain: str) -> None:
 def test_a_target_returns_no_rows() -> None:
     text = export_module("target", CONFIG, replace(PLAIN, blocks=(16,), capacities=(32,), rows=0))
     assert "prefill_rows" not in text
-    assert signature(text, "decode_C32")[1] == ["tensor<80xf32>", *DELTA, *2 * ["tensor<2x32x32xf32>"]]
+    assert signature(text, "decode_C32")[1] == ["tensor<80xf32>", *DELTA, *2 * ["tensor<32x2x32xf32>"]]
 
 
 def test_scalars_are_primitive_values_and_the_state_is_donated(plain: str) -> None:
     arguments, results = signature(plain, "prefill_T16_C32")
-    cache = "tensor<2x32x32xf32>"
+    cache = "tensor<32x2x32xf32>"
     assert arguments == [
         "%x0: tensor<16xi32>",
         "%x1: tensor<16xi32>",
@@ -96,8 +96,8 @@ def test_scalars_are_primitive_values_and_the_state_is_donated(plain: str) -> No
 
 def test_rows_come_between_the_hidden_vector_and_the_state(plain: str) -> None:
     arguments, results = signature(plain, "prefill_rows_T64_C128")
-    cache = "tensor<2x128x32xf32>"
-    assert results == ["tensor<48xf32>", "tensor<4x1x4x128xf32>", *DELTA, cache, cache]
+    cache = "tensor<128x2x32xf32>"
+    assert results == ["tensor<48xf32>", "tensor<1x4x4x128xf32>", *DELTA, cache, cache]
     assert [argument.partition(" {")[2] for argument in arguments[4:]] == [
         f"iree.abi.output = {i} : index}}" for i in (2, 3, 4, 5)
     ]
@@ -121,17 +121,17 @@ def test_weights_are_shared_parameters_under_the_checkpoints_keys(plain: str) ->
     )
     keys = [spec.key for spec in parameter_specs(CONFIG)]
     assert found == [(key, key) for key in keys]
-    assert "model.layers.1.self_attn.q_proj.weight" in keys
+    assert "model.layers.1.self_attn.qk_proj.weight" in keys
     for key in keys:  # every entry loads the one copy
         assert plain.count(f'util.global.load @"{key}"') == 9
 
 
 def test_matrices_take_the_builds_format_and_tiles_and_vectors_do_not(plain: str, tiled: str) -> None:
-    up = '@"model.layers.0.mlp.up_proj.weight" = #flow.parameter.named<"model"::' + (
-        '"model.layers.0.mlp.up_proj.weight"> : '
+    both = '@"model.layers.0.mlp.gate_up_proj.weight" = #flow.parameter.named<"model"::' + (
+        '"model.layers.0.mlp.gate_up_proj.weight"> : '
     )
-    assert f"{up}tensor<40x48xf32>" in plain
-    assert f"{up}tensor<3x24x16x2xbf16>" in tiled  # 40 outputs in tiles of 16, 48 inputs in pairs
+    assert f"{both}tensor<80x48xf32>" in plain
+    assert f"{both}tensor<5x24x16x2xbf16>" in tiled  # 80 outputs in tiles of 16, 48 inputs in pairs
     norm = '"model.norm.weight"> : tensor<48xf32>'
     assert norm in plain
     assert norm in tiled
@@ -145,6 +145,14 @@ def test_tile_products_become_mmt4d_with_f32_sums(plain: str, tiled: str) -> Non
         assert function.count("linalg.mmt4d") == 1
         assert "stablehlo.dot_general" not in function
         assert re.search(r"outs\(%init : tensor<[\dx]+f32>\)", function)
+
+
+def test_what_is_to_be_made_apart_has_a_barrier_and_nothing_added(plain: str) -> None:
+    functions = re.findall(r"  func\.func private @\w+__apart\w*\(.*?\n  \}", plain, re.DOTALL)
+    assert functions
+    for function in functions:
+        assert function.count("iree_tensor_ext.compute_barrier.start") == 1
+        assert "stablehlo" not in function
 
 
 @pytest.mark.parametrize("shapes", [PLAIN, TILED], ids=["plain", "tiled"])

@@ -33,6 +33,8 @@ from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.target import open_device_for
 from tests.aot.mutations import KINDS, WEIGHTS, Mutation, WeightMutation, replaced
 
+pytestmark = pytest.mark.deep
+
 ANSWERED = "answered"
 
 

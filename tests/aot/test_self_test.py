@@ -12,6 +12,8 @@ from specprefill_jax.aot.self_test import LEAST_TOLERANCE, make_self_test
 from specprefill_jax.artifact.self_test import SelfTest, by_head, rows_by_head
 from tests.models.reference import ROWS, Pair, Reference
 
+pytestmark = pytest.mark.deep
+
 Pairs = Callable[[str], Pair]
 
 
@@ -35,12 +37,17 @@ def test_it_records_what_transformers_computes(capacity: int, pairs: Pairs) -> N
 
 
 def check(pair: Pair, expected: object, logits: np.ndarray, rows: np.ndarray, reference: Reference) -> None:
-    """All that transformers gives, each within half of what an f32 build may be off."""
+    """All that transformers gives, each within half of what an f32 build may be off.
+
+    It has no name for what our convolution keeps beside its inputs.
+    """
     assert isinstance(expected, dict)
     state = reference.state()
-    found = {tensor.name: by_head(tensor, state[tensor.name]) for tensor in state_tensors(pair.config)}
+    tensors = [tensor for tensor in state_tensors(pair.config, "f32") if not tensor.name.endswith(".conv")]
+    found = {tensor.name: by_head(tensor, state[tensor.name]) for tensor in tensors}
     found |= {"logits": logits[None], "rows": rows_by_head(rows)}
-    assert expected.keys() - {"hidden"} == found.keys()
+    kept = {name for name in expected if name.endswith(".conv")}
+    assert expected.keys() - {"hidden"} - kept == found.keys()
     off = {name: expected[name].difference(values.astype(np.float32)) for name, values in found.items()}
     assert max(off.values()) < LEAST_TOLERANCE / 2, off
 

@@ -197,13 +197,21 @@ class Reference:
         for i, kind in enumerate(config.layer_types or ()):
             layer: Any = self.cache.layers[i]
             if kind == "full_attention":
-                tensors |= {f"layers.{i}.k": layer.keys[0].numpy(), f"layers.{i}.v": layer.values[0].numpy()}
+                for name, cache in (("k", layer.keys), ("v", layer.values)):
+                    tensors[f"layers.{i}.{name}"] = cache[0].numpy().transpose(1, 0, 2)
             else:
                 # transformers keeps one input more than the next token's convolution reads.
                 tail = layer.conv_states[0][0, :, 1 - config.linear_conv_kernel_dim :]
-                tensors[f"layers.{i}.conv"] = tail.numpy().T
+                tensors[f"layers.{i}.conv"] = by_turns(tail.numpy().T, config)
                 tensors[f"layers.{i}.matrix"] = layer.recurrent_states[0][0].numpy().transpose(0, 2, 1)
         return {name: tensor.copy() for name, tensor in tensors.items()}
+
+
+def by_turns(channels: Float[np.ndarray, "rows channels"], config: Any) -> Float[np.ndarray, "rows channels"]:
+    """Query and key heads by turns, as our convolution has them; transformers has all queries first."""
+    rows, width = len(channels), config.linear_num_key_heads * config.linear_key_head_dim
+    pairs = channels[:, : 2 * width].reshape(rows, 2, config.linear_num_key_heads, -1).transpose(0, 2, 1, 3)
+    return np.concatenate([pairs.reshape(rows, -1), channels[:, 2 * width :]], axis=1)
 
 
 def expected(reference: Qwen3_5ForCausalLM, case: Case) -> Tensors:
@@ -289,10 +297,15 @@ def run_blocks(
 
 
 def used_slots(state: Tensors, length: int) -> Tensors:
-    """Keys and values of the first `length` slots, the delta rule's state as it is."""
-    return {
-        name: tensor[:, :length] if name.endswith((".k", ".v")) else tensor for name, tensor in state.items()
-    }
+    """Keys and values of the first `length` slots, of the convolution's inputs those, the delta matrices."""
+
+    def used(name: str, tensor: np.ndarray) -> np.ndarray:
+        if name.endswith(".conv"):  # what lies beside them is z
+            heads, size, _ = state[name.replace(".conv", ".matrix")].shape
+            return tensor[:, : tensor.shape[1] - heads * size]
+        return tensor[:length] if name.endswith((".k", ".v")) else tensor
+
+    return {name: used(name, tensor) for name, tensor in state.items()}
 
 
 def compare(expected: Tensors, got: Tensors, tolerance: float) -> float:
@@ -323,9 +336,10 @@ class JaxRunner:
     config: TextConfig
     model: Model = field(repr=False)
     capacity: int = CAPACITY
+    matrices: Any = np.float32
 
     def start(self) -> ModelState:
-        return qwen35.initial_state(self.config, self.capacity)
+        return qwen35.initial_state(self.config, self.capacity, self.matrices)
 
     def prefill(
         self,
@@ -347,7 +361,9 @@ class JaxRunner:
             rows=rows_wanted,
         )
         unused = ((0, ROWS - rows_wanted), (0, 0), (0, 0), (0, 0))
-        return np.asarray(hidden), np.pad(np.asarray(rows), unused), state
+        ordered = np.array(rows).transpose(2, 0, 1, 3)
+        ordered[count:] = 0.0
+        return np.asarray(hidden), np.pad(ordered, unused), state
 
     def decode(
         self, token: int, position: int, slot: int, state: ModelState

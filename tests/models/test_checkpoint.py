@@ -28,7 +28,8 @@ from specprefill_jax.models.matrix import Tiled
 from specprefill_jax.models.parameters import Attention, Delta, Model
 
 DEMO = Path(__file__).parents[2] / "artifacts" / "demo"
-UP = "model.layers.0.mlp.up_proj.weight"
+UP = "model.layers.0.mlp.up_proj.weight"  # one of two in a parameter
+DOWN = "model.layers.0.mlp.down_proj.weight"  # one by itself
 NORM = "model.layers.0.input_layernorm.weight"
 CONV = "model.layers.0.linear_attn.conv1d.weight"
 
@@ -74,9 +75,14 @@ def rewrite(directory: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> 
     write_tensors(directory, specs, tensors.values(), shard_bytes=1 << 30)
 
 
-def in_the_tree(key: str, tensor: np.ndarray) -> np.ndarray:
-    """A stored tensor as the tree holds it: the convolution [channels, 1, kernel] as [kernel, channels]."""
-    return tensor[:, 0, :].transpose() if key.endswith("conv1d.weight") else tensor
+def as_stored(directory: Path, config: TextConfig) -> dict[str, np.ndarray]:
+    """What a checkpoint's parameters hold, under the names and in the shapes of the file."""
+    parameters = dict(iterate_tensors(directory, config, np.float32))
+    return {
+        key: tensor
+        for spec in parameter_specs(config)
+        for key, tensor in zip(spec.stored, spec.to_stored(parameters[spec.key]), strict=True)
+    }
 
 
 def assert_same(found: Model, wanted: Model) -> None:
@@ -107,11 +113,11 @@ def test_text_only_checkpoint_of_transformers_loads(tmp_path: Path) -> None:
     reference = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**TINY, tie_word_embeddings=False)).bfloat16()
     reference.save_pretrained(tmp_path, max_shard_size="10KB")
     config = read_config(tmp_path)
-    tensors = dict(iterate_tensors(tmp_path, config, np.float32))
+    tensors = as_stored(tmp_path, config)
     state = reference.state_dict()
     assert tensors.keys() == state.keys()
     for key, wanted in state.items():
-        np.testing.assert_array_equal(tensors[key], in_the_tree(key, wanted.float().numpy()), err_msg=key)
+        np.testing.assert_array_equal(tensors[key], wanted.float().numpy(), err_msg=key)
 
 
 def test_multimodal_checkpoint_of_transformers_loads_without_its_vision_tower(tmp_path: Path) -> None:
@@ -122,18 +128,19 @@ def test_multimodal_checkpoint_of_transformers_loads_without_its_vision_tower(tm
     reference.save_pretrained(tmp_path)
     assert any(name.startswith("model.visual.") for name in read_tensors(tmp_path))
     config = read_config(tmp_path)
-    tensors = dict(iterate_tensors(tmp_path, config, np.float32))
+    tensors = as_stored(tmp_path, config)
     state = reference.state_dict()
     for key, array in tensors.items():
         wanted = state[key.replace(TEXT_PREFIX, MULTIMODAL_PREFIX, 1)].numpy()
-        np.testing.assert_array_equal(array, in_the_tree(key, wanted), err_msg=key)
+        np.testing.assert_array_equal(array, wanted, err_msg=key)
     assert config.tie_word_embeddings
     assert "lm_head.weight" not in tensors
 
 
 def test_a_tap_of_the_convolution_becomes_a_contiguous_row(tmp_path: Path) -> None:
     config = saved(tmp_path)
-    stored = np.arange(64 * 4, dtype=np.float32).reshape(64, 1, 4)  # channel c, tap t: 4 c + t
+    # Channel c, tap t: 4 c + t. The first head is a query's, the third a value's: both stay where they are.
+    stored = np.arange(64 * 4, dtype=np.float32).reshape(64, 1, 4)
     rewrite(tmp_path, lambda tensors: tensors.update({CONV: stored}))
     found = dict(iterate_tensors(tmp_path, config, np.float32))[CONV]
     assert found.shape == (4, 64)
@@ -151,6 +158,20 @@ def test_the_convolution_is_saved_as_transformers_stores_it(tmp_path: Path) -> N
     stored = read_tensors(tmp_path)[CONV]
     assert stored.shape == (64, 1, 4)
     assert stored[:2].tolist() == [[[0, 64, 128, 192]], [[1, 65, 129, 193]]]
+
+
+def test_heads_of_queries_and_keys_come_by_turns(tmp_path: Path) -> None:
+    """Two query and two key heads of 8 channels, then 32 channels of values and 32 rows of z."""
+    config = saved(tmp_path)
+    number = np.arange(64 + 32, dtype=np.float32)[:, None] * np.ones((1, config.hidden_size), np.float32)
+    qkv, z = CONV.replace("conv1d", "in_proj_qkv"), CONV.replace("conv1d", "in_proj_z")
+    rewrite(tmp_path, lambda tensors: tensors.update({qkv: number[:64], z: number[64:]}))
+    found = dict(iterate_tensors(tmp_path, config, np.float32))[CONV.replace("conv1d", "in_proj_qkvz")]
+    by_turns = [*range(8), *range(16, 24), *range(8, 16), *range(24, 96)]
+    assert found[:, 0].tolist() == by_turns
+    stored = as_stored(tmp_path, config)
+    np.testing.assert_array_equal(stored[qkv], number[:64])
+    np.testing.assert_array_equal(stored[z], number[64:])
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("draft", 600_000), ("target", 1_040_000)])
@@ -177,7 +198,8 @@ def test_shapes_of_the_release_are_the_documented_ones() -> None:
         linear_key_head_dim=128,
         linear_value_head_dim=128,
     )
-    shapes = {spec.key.split(".", 3)[-1]: spec.stored_shape for spec in parameter_specs(config)}
+    specs = parameter_specs(config)
+    shapes = {key.split(".", 3)[-1]: shape for spec in specs for key, shape in spec.stored.items()}
     assert shapes["linear_attn.in_proj_qkv.weight"] == (6144, 1024)
     assert shapes["linear_attn.in_proj_z.weight"] == (2048, 1024)
     assert shapes["linear_attn.in_proj_a.weight"] == (16, 1024)
@@ -186,6 +208,11 @@ def test_shapes_of_the_release_are_the_documented_ones() -> None:
     assert shapes["self_attn.q_proj.weight"] == (4096, 1024)
     assert shapes["self_attn.k_proj.weight"] == (512, 1024)
     assert shapes["self_attn.o_proj.weight"] == (1024, 2048)
+    ours = {spec.key.split(".", 3)[-1]: spec.shape for spec in specs}
+    assert ours["linear_attn.in_proj_qkvz.weight"] == (8192, 1024)
+    assert ours["linear_attn.in_proj_ba.weight"] == (32, 1024)
+    assert ours["linear_attn.conv1d.weight"] == (4, 6144)
+    assert ours["self_attn.qk_proj.weight"] == (4608, 1024)
 
 
 def test_table_reaches_every_leaf_of_the_model_once() -> None:
@@ -203,9 +230,9 @@ def test_shapes_stand_in_for_weights() -> None:
     delta, attention = shapes.layers[0].mixer, shapes.layers[3].mixer
     assert isinstance(delta, Delta)
     assert isinstance(attention, Attention)
-    assert not isinstance(attention.q_proj, Tiled)
+    assert not isinstance(attention.qk_proj, Tiled)
     assert (delta.conv1d.shape, delta.conv1d.dtype) == ((4, 2 * 16 + 32), np.float32)
-    assert (attention.q_proj.shape, attention.q_proj.dtype) == ((2 * 4 * 16, 24), ml_dtypes.bfloat16)
+    assert (attention.qk_proj.shape, attention.qk_proj.dtype) == ((10 * 16, 24), ml_dtypes.bfloat16)
 
 
 def test_matrices_take_the_format_of_the_build_and_vectors_stay_f32(tmp_path: Path) -> None:
@@ -217,15 +244,15 @@ def test_matrices_take_the_format_of_the_build_and_vectors_stay_f32(tmp_path: Pa
 
 def test_tensors_already_in_the_wanted_format_stay_in_the_file(tmp_path: Path) -> None:
     config = saved(tmp_path)
-    assert not dict(iterate_tensors(tmp_path, config, np.float32))[UP].flags.writeable
+    assert not dict(iterate_tensors(tmp_path, config, np.float32))[DOWN].flags.writeable
 
 
 def test_conversion_rounds_to_nearest_even(tmp_path: Path) -> None:
     config = saved(tmp_path)
     # Half way between the bf16 numbers 1 and 1.0078125, 1.0078125 and 1.015625; just above the first middle.
     values = np.array([1.00390625, 1.01171875, 1.00390637], np.float32)
-    rewrite(tmp_path, lambda tensors: tensors[UP][0, :3].__setitem__(slice(None), values))
-    array = dict(iterate_tensors(tmp_path, config, ml_dtypes.bfloat16))[UP]
+    rewrite(tmp_path, lambda tensors: tensors[DOWN][0, :3].__setitem__(slice(None), values))
+    array = dict(iterate_tensors(tmp_path, config, ml_dtypes.bfloat16))[DOWN]
     assert array[0, :3].astype(np.float32).tolist() == [1.0, 1.015625, 1.0078125]
 
 
@@ -249,7 +276,7 @@ def test_value_beyond_f16_is_refused_with_its_maximum(tmp_path: Path) -> None:
         CheckpointError, match=f"{UP} reaches 70000, but float16 ends at 65504; build with bfloat16"
     ):
         dict(iterate_tensors(tmp_path, config, np.float16))
-    assert dict(iterate_tensors(tmp_path, config, ml_dtypes.bfloat16))[UP].dtype == ml_dtypes.bfloat16
+    dict(iterate_tensors(tmp_path, config, ml_dtypes.bfloat16))
 
 
 def test_vector_beyond_f16_stays_exact_in_an_f16_build(tmp_path: Path) -> None:
@@ -260,8 +287,8 @@ def test_vector_beyond_f16_stays_exact_in_an_f16_build(tmp_path: Path) -> None:
 
 def test_largest_f16_number_is_kept(tmp_path: Path) -> None:
     config = saved(tmp_path)
-    rewrite(tmp_path, set_value(UP, 65504.0))
-    assert dict(iterate_tensors(tmp_path, config, np.float16))[UP].reshape(-1)[3] == 65504.0
+    rewrite(tmp_path, set_value(DOWN, 65504.0))
+    assert dict(iterate_tensors(tmp_path, config, np.float16))[DOWN].reshape(-1)[3] == 65504.0
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])

@@ -63,15 +63,12 @@ def test_logits_rows_and_state_are_those_of_transformers(
 
 
 @each_case
-def test_valid_rows_sum_to_one_and_the_others_are_zero(
-    case: Case, outcome: Callable[[Case], Tensors]
-) -> None:
+def test_valid_rows_sum_to_one_over_the_slots_in_use(case: Case, outcome: Callable[[Case], Tensors]) -> None:
     rows = outcome(case)["rows"]
     last_block = case.length - (case.length - 1) // case.block * case.block
     valid = min(ROWS, last_block)
     # A sum of at most 256 rounded f32 probabilities.
     np.testing.assert_allclose(rows[:valid].sum(axis=-1), 1.0, atol=1e-5)
-    assert not rows[valid:].any()
     assert not rows[..., case.length :].any()
 
 

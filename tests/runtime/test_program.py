@@ -22,7 +22,7 @@ from specprefill_jax.errors import (
     Unproven,
 )
 from specprefill_jax.runtime.device import Device
-from specprefill_jax.runtime.program import Prefilled, Program
+from specprefill_jax.runtime.program import Prefilled, Program, by_query
 from specprefill_jax.runtime.self_test import run_self_test
 from tests.runtime import toy
 from tests.runtime.toy import ToyReference, ids
@@ -60,6 +60,14 @@ def test_decode_goes_on_at_the_next_slot_with_its_own_position(target: Program):
         np.testing.assert_array_equal(decoded.logits, toy.head(reference.read([token], [position])))
         assert decoded.rows is None
     assert state.length == 14
+
+
+def test_rows_go_by_query_and_those_after_the_valid_ones_are_zero():
+    returned = np.arange(1.0, 25.0, dtype=np.float32).reshape(1, 2, 3, 4)  # a layer, two heads, three queries
+    rows = by_query(returned, 2)
+    assert rows.shape == (3, 1, 2, 4)
+    np.testing.assert_array_equal(rows[1, 0], [[5.0, 6.0, 7.0, 8.0], [17.0, 18.0, 19.0, 20.0]])
+    assert not rows[2].any()
 
 
 def test_rows_are_those_of_the_last_queries_oldest_first(draft: Program):

@@ -189,7 +189,7 @@ def module_text(*, rows: bool, donate: bool = True) -> str:
 
 def _entry(kind: str, length: int, capacity: int, *, rows: bool, donate: bool) -> str:
     decode = kind == "decode"
-    row_type = f"tensor<1x2x{capacity}xf32>" if decode else f"tensor<{ROWS}x1x2x{capacity}xf32>"
+    row_type = f"tensor<1x2x{capacity}xf32>" if decode else f"tensor<1x2x{ROWS}x{capacity}xf32>"
     keys, delta = f"tensor<2x{capacity}x4xf32>", "tensor<4xf32>"
     first = f"tensor<{VOCABULARY}xf32>" if decode else "tensor<4xf32>"
     results = [first, *([row_type] if rows else []), keys, delta]
@@ -214,7 +214,7 @@ def _entry(kind: str, length: int, capacity: int, *, rows: bool, donate: bool) -
         body += f"%row3 = stablehlo.reshape %row : (tensor<1x1x2x{capacity}xf32>) -> {row_type}\n"
     returned = ["%logits" if decode else "%hidden"]
     if rows:
-        returned.append("%row3" if decode else "%rows")
+        returned.append("%row3" if decode else "%by_head")
     return (
         f"func.func public @{name}({scalars}, %slot: i32, %k: {keys} {marks[0]}, %m: {delta} {marks[1]})"
         f" -> ({', '.join(results)}) {{\n{body}"
@@ -316,4 +316,6 @@ _ROWS = f"""
   %shown = stablehlo.and %causal, %used : tensor<{ROWS}x1x2x$Cxi1>
   %blank = stablehlo.broadcast_in_dim %zero, dims = [] : (tensor<f32>) -> tensor<{ROWS}x1x2x$Cxf32>
   %rows = stablehlo.select %shown, %value, %blank : tensor<{ROWS}x1x2x$Cxi1>, tensor<{ROWS}x1x2x$Cxf32>
+  %by_head = stablehlo.transpose %rows, dims = [1, 2, 0, 3]
+    : (tensor<{ROWS}x1x2x$Cxf32>) -> tensor<1x2x{ROWS}x$Cxf32>
 """

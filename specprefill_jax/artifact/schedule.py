@@ -1,0 +1,76 @@
+"""Which kernels the entries of a module dispatch: written beside a module that is compiled for a GPU."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from specprefill_jax.artifact import strict
+from specprefill_jax.errors import ArtifactError, FileMissing
+
+LOADING = "(load)"  # in place of an entry: what is dispatched once, when the module is loaded
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Bytes of the tensors that a kernel reads and writes in one dispatch, each tensor counted once.
+
+    Of a table that is looked up in, all of it is counted.
+    """
+
+    reads: int
+    writes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatch:
+    """A kernel as one entry dispatches it.
+
+    Attributes:
+        kernel: the name of its entry point in the module.
+        workgroups: how many in x, y and z.
+        weights: bytes of the parameter behind a binding, by the number of the binding.
+        count: how often the entry dispatches it like this.
+    """
+
+    kernel: str
+    workgroups: tuple[int, ...]
+    weights: Mapping[str, int]
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """What the entries of a module dispatch, in the order of first use, and the traffic of each kernel."""
+
+    entries: Mapping[str, tuple[Dispatch, ...]]
+    traffic: Mapping[str, Traffic]
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON; the same schedule gives the same bytes."""
+        text = json.dumps(dataclasses.asdict(self), indent=1)
+        path.write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "Schedule":
+        """The schedule in a file.
+
+        Raises:
+            FileMissing: there is no such file.
+            ArtifactError: it is not a schedule.
+        """
+        if not path.is_file():
+            raise FileMissing(
+                f"no {path.name} in {path.parent}: it says which kernels an entry dispatches, and comes with "
+                "an artifact that this version of `specprefill compile` builds for a GPU. Build it again"
+            )
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ArtifactError(f"{path} cannot be read as JSON: {error}") from error
+        return strict.decode(cls, document, str(path))
+
+
+def schedule_name(role: str) -> str:
+    """The file of an artifact that holds a model's schedule."""
+    return f"{role}.kernels.json"

@@ -1,0 +1,179 @@
+"""Whole modules through the real driver."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from specprefill_jax.aot.audit import audit
+from specprefill_jax.aot.compiler import compile_module
+from specprefill_jax.aot.schedule import read_schedule
+from specprefill_jax.aot.targets import target_for
+from specprefill_jax.artifact.manifest import Manifest
+from specprefill_jax.artifact.schedule import LOADING, Schedule, schedule_name
+from specprefill_jax.errors import ArtifactError, FileMissing, HashMismatch, SettingError, WrongTarget
+from specprefill_jax.preflight.driver import Driver
+from specprefill_jax.preflight.preflight import Module, check_module, preflight, prompt_time
+from specprefill_jax.preflight.report import FAIL, Prompt, Report
+from tests.preflight.gemm import program
+from tests.preflight.sample import GPU
+
+Demo = Callable[[str], Path]
+Gemm = Callable[[str], Module]
+
+
+@pytest.fixture(scope="session")
+def gemm(tmp_path_factory: pytest.TempPathFactory) -> Gemm:
+    """A product of a number format, compiled and not audited."""
+
+    @cache
+    def build(numerics: str) -> Module:
+        dtype = {"f16": "float16", "f32": "float32"}[numerics]
+        folder = tmp_path_factory.mktemp("phases")
+        module = compile_module(program(dtype), target_for(GPU.name).flags, "gemm", phases=folder)
+        return Module("draft", module, read_schedule(folder, "gemm"), 1, numerics)
+
+    return build
+
+
+def failures(found: Report) -> set[str]:
+    return {finding.check for module in found.modules for finding in module.findings if finding.level == FAIL}
+
+
+# --- the demo pair
+
+
+def test_no_kernel_of_the_demo_pair_is_wrong_spills_or_runs_in_one_lane(report: Report) -> None:
+    assert failures(report) <= {"one lane"}  # in heads as small as the demo pair's
+
+
+@pytest.mark.xfail(strict=True, reason="a kernel of the demo pair's small heads works in one lane")
+def test_the_demo_pair_passes(report: Report) -> None:
+    assert not report.failed
+
+
+def test_every_entry_is_reported_with_all_that_it_dispatches(report: Report, demo_artifact: Demo) -> None:
+    for module in report.modules:
+        schedule = Schedule.read(demo_artifact("f16") / schedule_name(module.role))
+        expected = {name: sum(d.count for d in entry) for name, entry in schedule.entries.items()}
+        assert {entry.name: entry.dispatches for entry in module.entries} == expected
+        model = Manifest.read(demo_artifact("f16")).models[module.role]
+        (capacity,) = model.capacities
+        called = {f"prefill_T256_C{capacity}", f"decode_C{capacity}", "head"}
+        called |= {f"prefill_rows_T256_C{capacity}"} if model.rows else set()
+        assert called <= expected.keys()
+        assert expected.keys() - called <= {LOADING}
+        assert all(entry.us > 0 for entry in module.entries)
+
+
+def test_the_projections_are_multiplied_by_the_matrix_unit(report: Report) -> None:
+    for module in report.modules:
+        (prefill,) = [entry for entry in module.entries if entry.name.startswith("prefill_T")]
+        projections = [
+            use
+            for use in prefill.uses
+            if (product := use.kernel.product) and min(product.m, product.n) >= 64 and use.dispatch.weights
+        ]
+        assert len(projections) > 4
+        assert all(use.kernel.wmma for use in projections)
+        assert all(use.prediction.rereads for use in projections if use.workgroups > 1), "a tile is not known"
+
+
+def test_a_prompt_takes_its_blocks(report: Report) -> None:
+    entries = {module.role: {entry.name: entry.us for entry in module.entries} for module in report.modules}
+    draft, target = report.prompts["draft"], report.prompts["target"]
+    assert draft.calls == {"prefill_T256_C4608": 3, "prefill_rows_T256_C4608": 1}
+    assert target.calls == {"prefill_T256_C4608": 4}
+    assert target.us == pytest.approx(4 * entries["target"]["prefill_T256_C4608"])
+
+
+def test_a_prompt_that_no_cache_holds_has_no_time(report: Report, demo_artifact: Demo) -> None:
+    model = Manifest.read(demo_artifact("f16")).models["draft"]
+    assert prompt_time(model, report.modules[0], 4608).us is not None
+    assert prompt_time(model, report.modules[0], 4609) == Prompt(4609, {}, None)
+
+
+def test_the_report_is_plain_json(report: Report) -> None:
+    document = json.loads(json.dumps(report.to_json()))
+    assert (document["gpu"], document["passed"]) == (GPU.name, not report.failed)
+    assert document["driver"].startswith("Mesa 25.")
+    kernel = document["modules"][0]["entries"]["head"]["kernels"][0]
+    assert {"name", "workgroups", "vgprs", "scratch", "waves_per_simd", "us", "limit"} <= kernel.keys()
+
+
+# --- a single product, with the compiler's fault left in (iree-org/iree issue 24817)
+
+
+def test_audit_and_preflight_both_catch_what_an_unaudited_compile_lets_through(
+    gemm: Gemm, driver: Driver
+) -> None:
+    module = gemm("f16")
+    audited = audit(module.module, target_for(GPU.name).cooperative, "gemm")
+    assert audited.repaired == audited.products > 0
+
+    found = check_module(module, GPU, driver)
+    assert {finding.check for finding in found.findings if finding.level == FAIL} == {"products"}
+    assert "conversions" in {finding.check for finding in found.findings}
+    assert "f32 x f32 + f32 -> f32" in found.findings[0].text
+
+    repaired = check_module(replace(module, module=audited.module), GPU, driver)
+    assert not repaired.failed
+    assert "conversions" not in {finding.check for finding in repaired.findings}
+
+
+def test_an_f32_build_needs_no_wmma_and_says_so(gemm: Gemm, driver: Driver) -> None:
+    module = gemm("f32")
+    exempt = check_module(module, GPU, driver)
+    assert not exempt.failed
+    assert exempt.notes == ("f32 build: radeon-780m has no WMMA for it, so products need none",)
+    judged = check_module(replace(module, numerics="f16"), GPU, driver)
+    assert {finding.check for finding in judged.findings if finding.level == FAIL} == {"no WMMA"}
+    assert judged.notes == ()
+
+
+def test_a_schedule_of_another_build_is_refused(gemm: Gemm, driver: Driver) -> None:
+    mixed = replace(gemm("f16"), schedule=gemm("f32").schedule)
+    with pytest.raises(ArtifactError, match="they are of different builds"):
+        check_module(mixed, GPU, driver)
+
+
+# --- what is no artifact for this GPU
+
+
+@pytest.fixture
+def copied(demo_artifact: Demo, tmp_path: Path) -> Path:
+    return shutil.copytree(demo_artifact("f16"), tmp_path / "copied")
+
+
+def test_a_changed_module_or_schedule_is_refused(copied: Path) -> None:
+    path = copied / "target.kernels.json"
+    path.write_text(path.read_text().replace('"count": 1', '"count": 2', 1))
+    with pytest.raises(HashMismatch, match=r"target\.kernels\.json"):
+        preflight(copied, GPU.name, None, print)
+
+
+def test_an_artifact_of_before_lacks_the_schedule(copied: Path) -> None:
+    manifest = Manifest.read(copied)
+    files = {name: entry for name, entry in manifest.files.items() if not name.endswith(".kernels.json")}
+    replace(manifest, files=files).write(copied)
+    (copied / "draft.kernels.json").unlink()
+    with pytest.raises(FileMissing, match=r"no draft\.kernels\.json in .*Build it again"):
+        preflight(copied, GPU.name, None, print)
+
+
+def test_an_artifact_for_another_device_is_refused(copied: Path) -> None:
+    manifest = Manifest.read(copied)
+    replace(manifest, device=target_for("vulkan").device).write(copied)
+    with pytest.raises(WrongTarget, match="was compiled for vulkan, and this is a preflight for radeon-780m"):
+        preflight(copied, GPU.name, None, print)
+
+
+def test_an_unknown_gpu_is_refused(copied: Path) -> None:
+    with pytest.raises(SettingError, match="does not know the GPU 'radeon-890m'; it knows radeon-780m"):
+        preflight(copied, "radeon-890m", None, print)
