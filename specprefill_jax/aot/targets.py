@@ -16,6 +16,9 @@ from specprefill_jax.errors import RecipeError
 from specprefill_jax.models.matrix import TileShape
 
 TUNING_FLAG = "--iree-codegen-transform-dialect-library"
+# IREE 3.13 reads the library under a lock, and while it waits for its own threads there it takes up another
+# kernel, which wants the same lock: now and then it never ends. A single thread does not wait.
+_WITH_TUNING = "--mlir-disable-threading"
 
 Products: TypeAlias = frozenset[tuple[str, ...]]
 """Cooperative matrix products (a, b, result) that a target's devices have, by element types."""
@@ -83,7 +86,7 @@ def make_target(known: KnownTarget) -> Target:
         features = tuple(feature for feature in features if feature in cpu_flags())
     flags, tuning = known.flags, {}
     if known.tuning:
-        flags = (*flags, f"{TUNING_FLAG}={known.tuning}@__kernel_config")
+        flags = (*flags, f"{TUNING_FLAG}={known.tuning}@__kernel_config", _WITH_TUNING)
         tuning = {known.tuning: sha256_of(embedded("compile") / known.tuning)}
     return Target(
         device=DeviceTarget(
