@@ -70,7 +70,7 @@ def one_lane(use: Use, entry: str, build: Build) -> str:
     """One lane of a GPU is slower than a CPU."""
     kernel = use.kernel
     loops = [loop.turns for loop in kernel.program.loops()]
-    if not loops or (kernel.threads > 1 and kernel.knows_lanes):
+    if not loops or (kernel.threads > 1 and kernel.lanes_differ):
         return ""
     size = "x".join(map(str, kernel.local))
     same = "" if kernel.threads == 1 else ", all lanes doing the same"

@@ -84,7 +84,7 @@ class Kernel:
         program: its instructions.
         wrong_products: cooperative products in it that the target lacks, in words.
         joins_lanes: whether it reduces over, or moves between, the lanes of a subgroup.
-        knows_lanes: whether it asks for the number of its lane; without it all lanes do the same.
+        lanes_differ: whether its lanes do different things.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Kernel:
     program: Loop
     wrong_products: tuple[str, ...]
     joins_lanes: bool
-    knows_lanes: bool
+    lanes_differ: bool
 
     @property
     def operation(self) -> str:
@@ -198,9 +198,9 @@ def joins_lanes(shader: Shader) -> bool:
     return any(instruction.opcode in _SUBGROUP_OPERATIONS for instruction in shader.instructions)
 
 
-def knows_lanes(shader: Shader) -> bool:
-    """Whether the shader asks for the number of its lane."""
-    return any(
+def lanes_differ(shader: Shader) -> bool:
+    """Whether lanes share the work: one asks for its number, or they multiply cooperative matrices together."""
+    return bool(shader.products()) or any(
         instruction.opcode == _DECORATE
         and instruction.operands[1] == _BUILTIN
         and instruction.operands[2] in _LANE_BUILTINS

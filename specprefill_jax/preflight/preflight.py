@@ -19,7 +19,7 @@ from specprefill_jax.preflight.isa import parse
 from specprefill_jax.preflight.kernel import (
     Kernel,
     joins_lanes,
-    knows_lanes,
+    lanes_differ,
     local_size,
     product_of,
     wrong_products,
@@ -134,7 +134,7 @@ def _kernel(executable: Executable, compiled: Compiled, target: Target, name: st
             program=parse(compiled.assembly),
             wrong_products=wrong_products(shader, target.cooperative),
             joins_lanes=joins_lanes(shader),
-            knows_lanes=knows_lanes(shader),
+            lanes_differ=lanes_differ(shader),
         )
     except ValueError as error:
         raise KernelRefused(f"{name}: {executable.name}: {error}") from error

@@ -50,7 +50,7 @@ def kernel(name: str = GEMM, assembly: str = WMMA_LOOP, **changes: object) -> Ke
         program=parse(assembly),
         wrong_products=(),
         joins_lanes=True,
-        knows_lanes=True,
+        lanes_differ=True,
     )
     statistics = replace(plain.statistics, **numbers)
     return replace(plain, statistics=statistics, **others)

@@ -52,13 +52,13 @@ def test_spills_outside_of_loops_and_lanes_moved_for_another_reason_pass() -> No
 def test_a_loop_in_one_lane_fails() -> None:
     alone = kernel("decode_C4096_dispatch_9_reduction_248320", PLAIN_LOOP, local=(1, 1, 1))
     assert found(entry(use(alone, workgroups=1, us=1.0))) == [(FAIL, "one lane")]
-    same = kernel("decode_C4096_dispatch_9_reduction_248320", PLAIN_LOOP, knows_lanes=False)
+    same = kernel("decode_C4096_dispatch_9_reduction_248320", PLAIN_LOOP, lanes_differ=False)
     assert found(entry(use(same))) == [(FAIL, "one lane")]
 
 
 def test_one_lane_without_a_loop_passes() -> None:
     scalars = kernel(
-        "prefill_T256_C4096_dispatch_0", "BB0:\n\ts_endpgm\n", local=(1, 1, 1), knows_lanes=False
+        "prefill_T256_C4096_dispatch_0", "BB0:\n\ts_endpgm\n", local=(1, 1, 1), lanes_differ=False
     )
     assert found(entry(use(scalars, workgroups=1, us=0.3))) == []
 

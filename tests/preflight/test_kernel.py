@@ -8,7 +8,7 @@ from specprefill_jax.preflight.cost import Cost
 from specprefill_jax.preflight.kernel import (
     Product,
     joins_lanes,
-    knows_lanes,
+    lanes_differ,
     local_size,
     product_of,
     wrong_products,
@@ -85,8 +85,10 @@ def test_lanes_that_meet_and_lanes_that_know_themselves() -> None:
     group_add = (350, 1, 5, 6, 0, 7)
     assert joins_lanes(shader(group_add))
     assert not joins_lanes(shader((128, 1, 5, 6, 7)))
-    assert knows_lanes(shader((71, 2, 11, 27)))  # LocalInvocationId
-    assert not knows_lanes(shader((71, 2, 11, 26)))  # WorkgroupId
+    assert lanes_differ(shader((71, 2, 11, 27)))  # LocalInvocationId
+    assert not lanes_differ(shader((71, 2, 11, 26)))  # WorkgroupId
+    # A product that all lanes of a subgroup share never asks for a lane's number.
+    assert lanes_differ(shader(*product_of_matrices(16, 16, 32)))
 
 
 def product_of_matrices(a: int, b: int, result: int) -> tuple[tuple[int, ...], ...]:
