@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ from rich.table import Table
 from specprefill_jax.aot.audit import compile_audited
 from specprefill_jax.aot.export import Shapes, export_module
 from specprefill_jax.aot.targets import Target, target_for
+from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.artifact.schedule import schedule_name
 from specprefill_jax.cli.kernels import show
 from specprefill_jax.errors import SpecPrefillError
@@ -29,9 +32,10 @@ from specprefill_jax.preflight.report import FAIL, Entry, ModuleReport, Report, 
 GPU = "radeon-780m"
 ROLES = {"0.8b": "draft", "4b": "target"}
 ROWS = {"draft": 8, "target": 0}
-# What makes a build a tuned one. Without it the compiler chooses tiles and the order of workgroups itself.
-TUNING = ("--iree-codegen-transform-dialect-library=", "--iree-preprocessing-transform-spec-filename=")
-TUNED, UNTUNED = "as it ships", "without tuning"
+TUNED, UNTUNED = "as it ships", "projections untuned"
+# What matches a projection in the tuning library. Products with a batch keep their tiles in both builds:
+# attention does not compile without them.
+PROJECTION = re.compile(r"^ *@plain_\w+ -> @annotate,\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,11 @@ def main() -> int:
     options = parse()
     try:
         driver = Driver(known_gpu(GPU), say)
-        built = [one for name in options.models for one in check_model(name, options, driver)]
+        with tempfile.TemporaryDirectory() as folder:
+            targets = builds(target_for(GPU), Path(folder))
+            if options.tuned_only:
+                del targets[UNTUNED]
+            built = [one for name in options.models for one in check_model(name, options, targets, driver)]
     except (SpecPrefillError, OSError) as error:
         print(f"preflight_true_shapes: error: {error}", file=sys.stderr)
         return 2
@@ -87,7 +95,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--kernels", type=int, default=12, metavar="N", help="of each entry, 0: all (default 12)"
     )
-    parser.add_argument("--tuned-only", action="store_true", help="do not compile without the tuning library")
+    parser.add_argument("--tuned-only", action="store_true", help="compile only what ships")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="write the modules and schedules there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     return parser.parse_args()
@@ -98,22 +106,27 @@ def say(step: str) -> None:
     print(f"== {step}", file=sys.stderr, flush=True)
 
 
-def builds(target: Target) -> dict[str, Target]:
-    """The target as it is, and without its tuning flags where it has some."""
-    plain = replace(target, flags=tuple(flag for flag in target.flags if not flag.startswith(TUNING)))
-    return {TUNED: target} if plain == target else {UNTUNED: plain, TUNED: target}
+def builds(target: Target, folder: Path) -> dict[str, Target]:
+    """The target as it is; and, with a library in `folder`, one that leaves projections to the compiler."""
+    (name,) = target.tuning
+    text, left_out = PROJECTION.subn("", (embedded("compile") / name).read_text(encoding="utf-8"))
+    assert left_out, f"{name} matches no projections"
+    library = folder / Path(name).name
+    library.write_text(text, encoding="utf-8")
+    flags = tuple(flag.replace(f"={name}@", f"={library}@") for flag in target.flags)
+    return {UNTUNED: replace(target, flags=flags), TUNED: target}
 
 
-def check_model(name: str, options: argparse.Namespace, driver: Driver) -> Iterator[Built]:
+def check_model(
+    name: str, options: argparse.Namespace, targets: dict[str, Target], driver: Driver
+) -> Iterator[Built]:
     """A model in each build."""
     role, config = ROLES[name], presets()[name]
     capacities = tuple(sorted(getattr(options, role)))
     shapes = Shapes(tuple(sorted(options.blocks)), capacities, ROWS[role], options.numerics, None)
     say(f"tracing the {role} ({name})")
     text = export_module(role, config, shapes)
-    for build, target in builds(target_for(GPU)).items():
-        if options.tuned_only and build == UNTUNED:
-            continue
+    for build, target in targets.items():
         say(f"compiling the {role} ({name}) {build}")
         began = time.perf_counter()
         audited = compile_audited(text, target, f"{role} for {GPU}")

@@ -11,11 +11,11 @@ from types import ModuleType
 import pytest
 
 from specprefill_jax.aot.targets import target_for
+from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.preflight.report import ModuleReport
 from tests.preflight.sample import GEMM, entry, kernel, use
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "preflight_true_shapes.py"
-LIBRARY = "--iree-codegen-transform-dialect-library=tuning.mlir@__kernel_config"
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +29,17 @@ def script() -> ModuleType:
     return module
 
 
-def test_a_target_with_a_tuning_library_is_built_with_and_without_it(script: ModuleType) -> None:
-    plain = replace(target_for("radeon-780m"), flags=("--iree-vulkan-target=gfx1103",))
-    assert script.builds(plain) == {"as it ships": plain}
-    tuned = replace(plain, flags=(*plain.flags, LIBRARY))
-    assert script.builds(tuned) == {"without tuning": plain, "as it ships": tuned}
+def test_the_untuned_build_differs_in_the_projections_only(script: ModuleType, tmp_path: Path) -> None:
+    target = target_for("radeon-780m")
+    untuned, tuned = script.builds(target, tmp_path).values()
+    assert tuned == target
+    (library,) = tmp_path.iterdir()
+    (own,) = target.tuning
+    assert untuned == replace(target, flags=tuple(flag.replace(own, str(library)) for flag in target.flags))
+    lines = (embedded("compile") / own).read_text().splitlines()
+    kept = library.read_text().splitlines()
+    dropped = [line.strip() for line in lines if line not in kept]
+    assert dropped == ["@plain_128x128 -> @annotate,", "@plain_64x128 -> @annotate,"]
 
 
 def test_the_models_have_their_true_sizes(script: ModuleType) -> None:

@@ -199,7 +199,7 @@ def joins_lanes(shader: Shader) -> bool:
 
 
 def lanes_differ(shader: Shader) -> bool:
-    """Whether lanes share the work: one asks for its number, or they multiply cooperative matrices together."""
+    """Whether lanes share the work: they ask for their number, or multiply cooperative matrices together."""
     return bool(shader.products()) or any(
         instruction.opcode == _DECORATE
         and instruction.operands[1] == _BUILTIN
