@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 import sys
 import tempfile
@@ -17,17 +18,18 @@ from rich.console import Console
 from rich.table import Table
 
 from specprefill_jax.aot.audit import compile_audited
-from specprefill_jax.aot.export import Shapes, export_module
+from specprefill_jax.aot.export import Shapes, export_module, state_tensors
 from specprefill_jax.aot.targets import Target, target_for
 from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.artifact.schedule import schedule_name
-from specprefill_jax.cli.kernels import show
+from specprefill_jax.cli.kernels import memory, show
 from specprefill_jax.errors import SpecPrefillError
+from specprefill_jax.models.checkpoint import parameter_specs
 from specprefill_jax.models.config import TextConfig
 from specprefill_jax.preflight.driver import Driver
 from specprefill_jax.preflight.gpu import known_gpu
 from specprefill_jax.preflight.preflight import Module, check_module
-from specprefill_jax.preflight.report import FAIL, Entry, ModuleReport, Report, Use
+from specprefill_jax.preflight.report import FAIL, Entry, Memory, ModuleReport, Report, Use
 
 GPU = "radeon-780m"
 ROLES = {"0.8b": "draft", "4b": "target"}
@@ -49,6 +51,7 @@ class Built:
 
     build: str
     report: ModuleReport
+    memory: Memory
     repaired: int
     products: int
     seconds: float
@@ -69,12 +72,18 @@ def main() -> int:
         return 2
     for one in built:
         print(f"\n{'=' * 20} {one.report.role}, {one.build}")
-        show(Report(GPU, driver.version, (one.report,), {}), options.kernels)
+        show(
+            Report(known_gpu(GPU), driver.version, (one.report,), {}, {one.report.role: one.memory}),
+            options.kernels,
+        )
     console = Console() if sys.stdout.isatty() else Console(width=150)
     console.print(summary(built, max(options.blocks)))
+    pair = {one.report.role: one.memory for one in built if one.build == TUNED}
+    together = Report(known_gpu(GPU), driver.version, (), {}, pair)
+    console.print(memory(together))
     if options.json:
         options.json.write_text(json.dumps({f"{b.report.role} {b.build}": b.report.to_json() for b in built}))
-    return int(any(one.report.failed for one in built if one.build == TUNED))
+    return int(together.too_large or any(one.report.failed for one in built if one.build == TUNED))
 
 
 def parse() -> argparse.Namespace:
@@ -82,7 +91,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="preflight_true_shapes", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=ROLES, default=list(ROLES), help="default: both")
     parser.add_argument("--blocks", nargs="+", type=int, default=[256], metavar="T", help="default: 256")
-    for role, slots in (("draft", 16384), ("target", 4096)):
+    for role, slots in (("draft", 32768), ("target", 32768)):
         parser.add_argument(
             f"--{role}",
             nargs="+",
@@ -126,6 +135,7 @@ def check_model(
     shapes = Shapes(tuple(sorted(options.blocks)), capacities, ROWS[role], options.numerics, None)
     say(f"tracing the {role} ({name})")
     text = export_module(role, config, shapes)
+    state = sum(t.bytes_at(capacities[-1]) for t in state_tensors(config, options.numerics))
     for build, target in targets.items():
         say(f"compiling the {role} ({name}) {build}")
         began = time.perf_counter()
@@ -140,7 +150,14 @@ def check_model(
         module = Module(role, audited.module, audited.schedule, config.num_hidden_layers, options.numerics)
         say(f"compiling {audited.shaders} kernels with {driver.version}")
         report = check_module(module, known_gpu(GPU), driver)
-        yield Built(build, report, audited.repaired, audited.products, seconds)
+        needed = Memory(weights_bytes(config, shapes), state, audited.schedule.most_buffers)
+        yield Built(build, report, needed, audited.repaired, audited.products, seconds)
+
+
+def weights_bytes(config: TextConfig, shapes: Shapes) -> int:
+    """Of the archive's arrays."""
+    stored = (shapes.stored_shape(spec) for spec in parameter_specs(config))
+    return sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in stored)
 
 
 def presets() -> dict[str, TextConfig]:
@@ -186,6 +203,9 @@ def facts(one: Built, block: int) -> dict[str, str]:
         f"projections of a block of {block}, predicted ms": f"{prefill.projections_us / 1000:.1f}",
         f"block of {block}, predicted ms": f"{prefill.us / 1000:.1f}",
         "decode, predicted ms": f"{decode.us / 1000:.1f}",
+        "weights, GiB": f"{one.memory.weights / 2**30:.2f}",
+        "caches and states, GiB": f"{one.memory.state / 2**30:.2f}",
+        "buffers of one call, GiB": f"{one.memory.call / 2**30:.2f}",
         "checks that fail": str(sum(finding.level == FAIL for finding in one.report.findings)),
         "compiled in, s": f"{one.seconds:.0f}",
     }

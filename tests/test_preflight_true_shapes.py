@@ -12,7 +12,7 @@ import pytest
 
 from specprefill_jax.aot.targets import target_for
 from specprefill_jax.artifact.locate import embedded
-from specprefill_jax.preflight.report import ModuleReport
+from specprefill_jax.preflight.report import Memory, ModuleReport
 from tests.preflight.sample import GEMM, entry, kernel, use
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "preflight_true_shapes.py"
@@ -53,7 +53,9 @@ def test_the_summary_counts_kernels_once_and_dispatches_each_time(script: Module
     prefill = entry(use(wide, us=1000.0, count=24), use(plain, us=500.0, count=24), layers=24)
     decode = entry(use(plain, us=100.0, count=12), name="decode_C4096", layers=24)
     report = ModuleReport("draft", "f16", (prefill, decode), (), ())
-    built = script.Built("as it ships", report, repaired=3, products=4, seconds=7.4)
+    built = script.Built(
+        "as it ships", report, Memory(3 << 30, 1 << 30, 1 << 28), repaired=3, products=4, seconds=7.4
+    )
     facts = script.facts(built, 256)
     assert facts["kernels"] == "2"
     assert facts["dispatches per layer, block of 256"] == "2.0"
@@ -63,3 +65,5 @@ def test_the_summary_counts_kernels_once_and_dispatches_each_time(script: Module
     assert facts["large products on the matrix unit"] == "1 of 2"
     assert facts["projections of a block of 256, predicted ms"] == "36.0"
     assert facts["decode, predicted ms"] == "1.2"
+    sizes = ("weights", "caches and states", "buffers of one call")
+    assert [facts[f"{size}, GiB"] for size in sizes] == ["3.00", "1.00", "0.25"]

@@ -125,6 +125,7 @@ def _build_model(
         capacities=tuple(model.capacities),
         state=state_tensors(config, shapes.numerics),
         largest_parameter=_largest_parameter(config, shapes),
+        largest_buffer=audited.schedule.largest_buffer if audited.schedule else 0,
         self_test=f"{role}.self_test.json",
     )
     return described, text, audited.features

@@ -27,6 +27,7 @@ _MEMOIZED = re.compile(
 _CONSTANT = re.compile(r"(%[\w-]+) = arith\.constant (\d+) : index")
 _LOOK_UP = re.compile(r"(%[\w-]+) = hal\.executable\.lookup\.function .* function\(@.*::@([\w$]+)\) : i64")
 _DISPATCH = re.compile(r"hal\.command_buffer\.dispatch<.*\)\[(%[\w-]+)\] workgroups\(\[([^\]]*)\]\)")
+_ALLOCATED = re.compile(r"hal\.device\.queue\.alloca<.* : !hal\.buffer\{(%[\w-]+)\}")
 _BINDING = re.compile(r"^ *\((%[\w-]+) : [!\w.]+\)\[%[\w-]+, (%[\w-]+)\]")
 _PARAMETER = "%__parameter_"  # how IREE names the buffers of `flow.parameter.named`
 
@@ -46,6 +47,7 @@ def read_schedule(folder: Path, name: str) -> Schedule:
             if dispatch[0] not in traffic:
                 raise ValueError(f"{dispatch[0]} is dispatched and has no source")
             entries.setdefault(entry, Counter())[dispatch] += 1
+        buffers = _buffers(_phase(folder, "hal"))
         if not entries:
             raise ValueError("no entry dispatches anything")
     except (KeyError, ValueError) as error:
@@ -61,6 +63,7 @@ def read_schedule(folder: Path, name: str) -> Schedule:
             for entry, counts in entries.items()
         },
         traffic=traffic,
+        buffers=buffers,
     )
 
 
@@ -94,6 +97,23 @@ def _bytes(tensor: str) -> int:
     *sizes, element = tensor.split("x")
     bits = int(re.sub(r"\D", "", element))
     return math.prod(map(int, sizes)) * max(8, bits) // 8
+
+
+def _buffers(lines: Iterator[str]) -> dict[str, tuple[int, ...]]:
+    """Bytes of each buffer that an entry allocates."""
+    entry, constants = LOADING, dict[str, int]()
+    buffers: dict[str, tuple[int, ...]] = {}
+    for line in lines:
+        if found := _FUNCTION.match(line):
+            entry = found["name"] or LOADING
+            constants.clear()
+        elif found := _CONSTANT.search(line):
+            constants[found[1]] = int(found[2])
+        elif found := _ALLOCATED.search(line):
+            buffers[entry] = (*buffers.get(entry, ()), constants[found[1]])
+        elif "hal.device.queue.alloca" in line:
+            raise ValueError(f"a buffer of another form: {line.strip()[:80]}")
+    return buffers
 
 
 def _dispatches(lines: Iterator[str]) -> Iterator[tuple[str, _Key]]:

@@ -55,6 +55,8 @@ class Model:
     returns; 0 means that the model returns no rows.
     An entry `prefill_T{T}_C{C}` exists for every block length T and capacity C with T <= C.
     `largest_parameter` is the size of the largest weight in bytes: each is an allocation of its own.
+    `largest_buffer` is that of the largest buffer that a call of an entry allocates; 0 in builds for a CPU,
+    where nothing limits it.
     `self_test` names the file of the self-test (see `artifact.self_test`).
     """
 
@@ -72,6 +74,7 @@ class Model:
     capacities: tuple[int, ...]
     state: tuple[StateTensor, ...]
     largest_parameter: int
+    largest_buffer: int
     self_test: str | None
 
     def state_bytes(self, capacity: int) -> int:
@@ -82,7 +85,7 @@ class Model:
     def largest_allocation(self) -> int:
         """The largest single buffer that it needs in its largest entries, in bytes."""
         states = (tensor.bytes_at(self.capacities[-1]) for tensor in self.state)
-        return max([self.largest_parameter, *states])
+        return max([self.largest_parameter, self.largest_buffer, *states])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,6 +271,7 @@ def _check_model(model: Model, where: str, manifest: Manifest) -> None:
     )
     for field in ("layers", "hidden", "vocabulary", "positions", "query_heads", "largest_parameter"):
         _require(getattr(model, field) >= 1, f"{where}.{field} must be at least 1")
+    _require(model.largest_buffer >= 0, f"{where}.largest_buffer is negative")
     _require(0 <= model.attention_layers <= model.layers, f"{where}.attention_layers is not within 0..layers")
     for field in ("blocks", "capacities"):
         sizes = getattr(model, field)

@@ -41,10 +41,25 @@ class Dispatch:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What the entries of a module dispatch, in the order of first use, and the traffic of each kernel."""
+    """What the entries of a module dispatch, in the order of first use, and the traffic of each kernel.
+
+    `buffers` are the sizes in bytes of those that one call of an entry allocates: its results, and the room
+    that its kernels share, which is free again when it ends.
+    """
 
     entries: Mapping[str, tuple[Dispatch, ...]]
     traffic: Mapping[str, Traffic]
+    buffers: Mapping[str, tuple[int, ...]]
+
+    @property
+    def largest_buffer(self) -> int:
+        """Bytes of the largest single buffer that a call allocates."""
+        return max((size for sizes in self.buffers.values() for size in sizes), default=0)
+
+    @property
+    def most_buffers(self) -> int:
+        """Bytes of all that the hungriest call allocates."""
+        return max((sum(sizes) for sizes in self.buffers.values()), default=0)
 
     def write(self, path: Path) -> None:
         """Write it as JSON; the same schedule gives the same bytes."""

@@ -59,13 +59,14 @@ def show(report: Report, most: int) -> None:
             out.print(f"{module.role}: {note}", highlight=False)
         if module.findings:
             out.print(findings(module))
+    out.print(memory(report))
     for role, prompt in report.prompts.items():
         out.print(prompt_words(role, prompt), highlight=False)
     low, high = REALISTIC
     verdict = "fails" if report.failed else "passes"
     out.print(
-        f"{report.gpu} {verdict}. Kernels compiled by {report.driver} without the GPU; times are predictions "
-        f"that rank kernels: realistic = predicted / {low}..{high}, launches not counted.",
+        f"{report.gpu.name} {verdict}. Kernels compiled by {report.driver} without the GPU; times are "
+        f"predictions that rank kernels: realistic = predicted / {low}..{high}, launches not counted.",
         highlight=False,
     )
 
@@ -133,6 +134,22 @@ def findings(module: ModuleReport) -> Table:
         more = f" and {len(others)} more" if others else ""
         level = "FAIL" if first.level == FAIL else "warning"
         shown.add_row(level, first.check, first.text, first.where + more)
+    return shown
+
+
+def memory(report: Report) -> Table:
+    """What the device must hold, and whether it can."""
+    shown = table("device memory in GiB, with the largest caches")
+    shown.add_column("model")
+    for header in ("weights", "caches and states", "one call"):
+        shown.add_column(header, justify="right")
+    for role, needed in report.memory.items():
+        sizes = (needed.weights, needed.state, needed.call)
+        shown.add_row(role, *(f"{size / 2**30:.2f}" for size in sizes))
+    verdict = "FAIL: more than" if report.too_large else "of"
+    shown.caption = (
+        f"together, one call at a time: {report.bytes / 2**30:.2f} {verdict} {report.gpu.memory / 2**30:g}"
+    )
     return shown
 
 

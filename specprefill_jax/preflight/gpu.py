@@ -16,6 +16,7 @@ class Gpu:
         family: RADV's name for it, which its null device is asked for.
         wgps: workgroup processors.
         clock: in Hz.
+        memory: bytes that the weights, the caches and the rooms of calls must fit into.
         bandwidth: of memory, in bytes per second.
         cache: bytes of a tensor that stay in the last cache while a kernel runs.
         registers: vector registers of a SIMD, in those of 32 lanes.
@@ -27,6 +28,7 @@ class Gpu:
     family: str
     wgps: int
     clock: float
+    memory: int
     bandwidth: float
     cache: float
     registers: int
@@ -35,12 +37,14 @@ class Gpu:
 
 
 # Phoenix: 12 CUs at 2.7 GHz, 1024 registers (ac_gpu_info.c of Mesa 25.0), 2 MB of L2 of which the streams of
-# a product leave about three quarters, no last-level cache. 75 GB/s: clpeak measures 73 with DDR5-5600.
+# a product leave about three quarters, no last-level cache. Memory is the first user's machine's.
+# 75 GB/s: clpeak measures 73 with DDR5-5600.
 _RADEON_780M = Gpu(
     name="radeon-780m",
     family="PHOENIX",
     wgps=6,
     clock=2.7e9,
+    memory=16 << 30,
     bandwidth=75e9,
     cache=1.5e6,
     registers=1024,

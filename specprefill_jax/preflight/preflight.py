@@ -25,7 +25,7 @@ from specprefill_jax.preflight.kernel import (
     wrong_products,
 )
 from specprefill_jax.preflight.model import predict
-from specprefill_jax.preflight.report import Entry, ModuleReport, Prompt, Report, Use
+from specprefill_jax.preflight.report import Entry, Memory, ModuleReport, Prompt, Report, Use
 from specprefill_jax.preflight.tiles import weight_tiles
 
 _MATRIX_FORMATS = ("f16", "bf16")  # of builds whose products belong onto a matrix unit
@@ -73,7 +73,17 @@ def preflight(directory: Path, gpu_name: str, tokens: int | None, say: Callable[
     if tokens is not None:
         models = manifest.models
         prompts = {report.role: prompt_time(models[report.role], report, tokens) for report in reports}
-    return Report(gpu.name, driver.version, tuple(reports), prompts)
+    memory = {module.role: _memory(manifest, module) for module in modules}
+    return Report(gpu, driver.version, tuple(reports), prompts, memory)
+
+
+def _memory(manifest: Manifest, module: Module) -> Memory:
+    model = manifest.models[module.role]
+    return Memory(
+        weights=manifest.files[model.parameters].bytes,
+        state=model.state_bytes(model.capacities[-1]),
+        call=module.schedule.most_buffers,
+    )
 
 
 def _read(artifact: Artifact, role: str) -> Module:

@@ -163,26 +163,58 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Report:
-    """An artifact's kernels through a driver."""
+class Memory:
+    """Bytes that a model takes on the device.
 
-    gpu: str
+    Attributes:
+        weights: of its archive.
+        state: its largest.
+        call: what the hungriest call allocates.
+    """
+
+    weights: int
+    state: int
+    call: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """An artifact's kernels through a driver, and the memory that its models need, by role."""
+
+    gpu: Gpu
     driver: str
     modules: tuple[ModuleReport, ...]
     prompts: Mapping[str, Prompt]
+    memory: Mapping[str, Memory]
+
+    @property
+    def bytes(self) -> int:
+        """Of all models with their largest states. One call runs at a time."""
+        kept = sum(memory.weights + memory.state for memory in self.memory.values())
+        return kept + max((memory.call for memory in self.memory.values()), default=0)
+
+    @property
+    def too_large(self) -> bool:
+        """Whether that is more than the GPU has."""
+        return self.bytes > self.gpu.memory
 
     @property
     def failed(self) -> bool:
         """Whether a check fails."""
-        return any(module.failed for module in self.modules)
+        return self.too_large or any(module.failed for module in self.modules)
 
     def to_json(self) -> dict[str, object]:
         """Plain values."""
         return {
-            "gpu": self.gpu,
+            "gpu": self.gpu.name,
             "driver": self.driver,
             "passed": not self.failed,
             "realistic": "predicted / {}..{}".format(*REALISTIC),
             "modules": [module.to_json() for module in self.modules],
             "prompts": {role: dataclasses.asdict(prompt) for role, prompt in self.prompts.items()},
+            "memory": {
+                **{role: dataclasses.asdict(memory) for role, memory in self.memory.items()},
+                "together": self.bytes,
+                "limit": self.gpu.memory,
+            },
         }

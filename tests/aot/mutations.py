@@ -178,7 +178,7 @@ OLDER += [
         *("name", "device", "proof", "minimum_tokens", "tokenizer", "chat_template", "stop_ids"),
         *("models", "files", "build", "build/tools", "models/draft/state", "models/target/rows"),
         *("device/cpu", "device/subgroup_sizes", "device/features"),
-        *("models/draft/largest_parameter", "models/target/largest_parameter", "models/target/self_test"),
+        *("models/draft/largest_parameter", "models/target/largest_buffer", "models/target/self_test"),
     )
 ]
 OLDER.append(

@@ -91,6 +91,14 @@ def test_traffic_counts_each_tensor_once(schedule: Schedule) -> None:
     assert schedule.traffic[matvec.kernel] == Traffic(reads=(OUT + 1) * IN * 2, writes=OUT * 4)
 
 
+def test_what_a_call_allocates_is_its_result_and_the_room_between_its_kernels(schedule: Schedule) -> None:
+    assert schedule.buffers["row"] == (OUT * 4,)
+    sizes = schedule.buffers["twice"]
+    assert {TOKENS * OUT * 4, TOKENS * OUT * 2, TOKENS * IN * 4, TOKENS * IN * 2} == set(sizes)
+    assert schedule.largest_buffer == TOKENS * OUT * 4
+    assert schedule.most_buffers == sum(sizes) > OUT * 4
+
+
 def test_a_schedule_comes_with_a_module_for_a_gpu_only(schedule: Schedule) -> None:
     assert compile_audited(program(), RADEON, "pair").schedule == schedule
     assert compile_audited(program(), target_for("cpu-portable"), "pair").schedule is None
@@ -120,6 +128,7 @@ def test_a_missing_or_broken_schedule_says_so(tmp_path: Path) -> None:
         ("hal", "hal.command_buffer.dispatch<", "hal.command_buffer.launch<", "no entry dispatches anything"),
         ("hal", "hal.command_buffer.dispatch<", "hal.command_buffer.dispatch.indirect<", "of another form"),
         ("hal", "workgroups([%", "workgroups([%unknown", "'%unknown"),
+        ("hal", "!hal.buffer{%", "!hal.memory{%", "a buffer of another form"),
         ("executable-sources", "func.func @", "func.fun @", "has no source"),
     ],
 )

@@ -56,6 +56,7 @@ def make_manifest(directory: Path) -> Manifest:
             StateTensor("layers.0.matrix", (2, 32, 32), "f32"),
         ),
         largest_parameter=96 * 1664 * 2,
+        largest_buffer=1000,
         self_test="target.self_test.json",
     )
     return Manifest(

@@ -72,10 +72,11 @@ def test_what_a_device_needs_at_least_is_the_weights_and_the_smallest_state(tmp_
     assert manifest.least_bytes == model.state_bytes(512) + 100
 
 
-def test_the_largest_allocation_is_a_weight_or_a_tensor_of_the_largest_state(tmp_path: Path):
+def test_the_largest_allocation_is_a_weight_a_tensor_of_the_largest_state_or_a_buffer(tmp_path: Path):
     model = write_artifact(tmp_path).models["target"]
     assert model.largest_allocation == 2 * 4096 * 32 * 2
     assert dataclasses.replace(model, largest_parameter=10**6).largest_allocation == 10**6
+    assert dataclasses.replace(model, largest_buffer=10**7).largest_allocation == 10**7
 
 
 def test_a_directory_that_does_not_exist_is_named(tmp_path: Path):
@@ -175,6 +176,7 @@ FAULTS: list[tuple[str, object, str]] = [
     (MODEL + "state/0/dtype", "f64", "dtype is none of f32, bf16, f16"),
     (MODEL + "state/0/name", "layers.0.matrix", "state repeats a name"),
     (MODEL + "largest_parameter", 0, "largest_parameter must be at least 1"),
+    (MODEL + "largest_buffer", -1, "largest_buffer is negative"),
     (MODEL + "self_test", 3, r"models\.target\.self_test: expected "),
     (MODEL + "self_test", "x.json", r"models\.target\.self_test 'x\.json' is not in files"),
     ("build/tools", {"iree-base-compiler": "3.13.0"}, "build.tools lacks iree-base-runtime"),

@@ -88,6 +88,7 @@ class FakeProgram(Program):
             capacities=(capacity,),
             state=(),
             largest_parameter=1,
+            largest_buffer=0,
             self_test=None,
         )
         self.speak = speak

@@ -95,10 +95,33 @@ def test_a_prompt_that_no_cache_holds_has_no_time(report: Report, demo_artifact:
     assert prompt_time(model, report.modules[0], 4609) == Prompt(4609, {}, None)
 
 
+def test_the_memory_is_that_of_the_weights_the_states_and_one_call(
+    report: Report, demo_artifact: Demo
+) -> None:
+    manifest = Manifest.read(demo_artifact("f16"))
+    archives = sum(manifest.files[model.parameters].bytes for model in manifest.models.values())
+    states = sum(model.state_bytes(4608) for model in manifest.models.values())
+    calls = [memory.call for memory in report.memory.values()]
+    assert min(calls) > 2 * 2 * 256 * 4608 * 4  # scores of two heads' queries on each of two key heads
+    assert report.bytes == archives + states + max(calls)
+    for role, model in manifest.models.items():
+        assert model.largest_buffer <= report.memory[role].call
+
+
+def test_a_pair_that_the_memory_does_not_hold_fails(report: Report) -> None:
+    fitting = replace(report, modules=())
+    assert not fitting.failed
+    assert not replace(fitting, gpu=replace(GPU, memory=report.bytes)).failed
+    assert replace(fitting, gpu=replace(GPU, memory=report.bytes - 1)).failed
+
+
 def test_the_report_is_plain_json(report: Report) -> None:
     document = json.loads(json.dumps(report.to_json()))
     assert (document["gpu"], document["passed"]) == (GPU.name, not report.failed)
     assert document["driver"].startswith("Mesa 25.")
+    memory = document["memory"]
+    assert memory["together"] == report.bytes < memory["limit"] == 16 * 2**30
+    assert memory["draft"].keys() == {"weights", "state", "call"}
     kernel = document["modules"][0]["entries"]["head"]["kernels"][0]
     assert {"name", "workgroups", "vgprs", "scratch", "waves_per_simd", "us", "limit"} <= kernel.keys()
 

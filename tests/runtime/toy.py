@@ -132,6 +132,7 @@ def model(role: str) -> Model:
         capacities=CAPACITIES,
         state=STATE,
         largest_parameter=16,
+        largest_buffer=0,
         self_test=f"{role}.self_test.json",
     )
 
