@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,7 +151,11 @@ class Driver:
             else None
         )
         stage = vk.VkPipelineShaderStageCreateInfo(
-            pNext=required, stage=vk.VK_SHADER_STAGE_COMPUTE_BIT, module=module, pName=kernel["name"]
+            pNext=required,
+            stage=vk.VK_SHADER_STAGE_COMPUTE_BIT,
+            module=module,
+            pName=kernel["name"],
+            pSpecializationInfo=specialization(kernel["specialization"]),
         )
         described = vk.VkComputePipelineCreateInfo(flags=CAPTURE, stage=stage, layout=self._layout(kernel))
         pipeline = vk.vkCreateComputePipelines(self._device, None, 1, [described], None)[0]
@@ -218,6 +222,18 @@ class Driver:
         found = self._ask(REPRESENTATIONS, pipeline, make)
         texts = {text(one.name): text(ffi.cast("char*", one.pData)) for one in found}
         return texts.get("Assembly", "")
+
+
+def specialization(constants: Sequence[tuple[int, int]]) -> Any:
+    """Values of specialization constants, all of them words, by their ids; None for none."""
+    if not constants:
+        return None
+    values = ffi.new("uint32_t[]", [value for _, value in constants])
+    entries = [
+        vk.VkSpecializationMapEntry(constantID=id, offset=4 * index, size=4)
+        for index, (id, _) in enumerate(constants)
+    ]
+    return vk.VkSpecializationInfo(pMapEntries=entries, dataSize=4 * len(entries), pData=values)
 
 
 def number(value: Any) -> int | float:

@@ -89,6 +89,7 @@ def _asked(kernel: Executable) -> dict[str, Any]:
         "subgroup": kernel.subgroup,
         "bindings": kernel.bindings,
         "constants": kernel.constants,
+        "specialization": list(kernel.specialization.items()),
     }
 
 

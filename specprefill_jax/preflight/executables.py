@@ -6,8 +6,8 @@ Source: runtime/src/iree/schemas/vulkan_executable_def.fbs of IREE 3.13, behind 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from io import BytesIO
 
 from specprefill_jax.aot.spirv import Shader
@@ -28,6 +28,7 @@ class Executable:
         subgroup: the subgroup size that it requires, or 0.
         bindings: the numbers of its storage buffers by descriptor set.
         constants: bytes of its push constants.
+        specialization: values of its specialization constants by their ids; IREE's shaders have none.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Executable:
     subgroup: int
     bindings: tuple[tuple[int, ...], ...]
     constants: int
+    specialization: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def shader(self) -> Shader:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # What ACO's own statistics take for the turns of a loop, whose counter nothing is known about.
 ASSUMED_TURNS = 8
@@ -65,6 +65,19 @@ def parse(assembly: str) -> Loop:
     if not instructions:
         raise ValueError("the driver gives no disassembly")
     return Loop(tuple(_nested(instructions, 0, len(instructions), _spans(instructions, labels))), 1)
+
+
+def with_turns(program: Loop, turns: int) -> Loop:
+    """The program, its one loop turning so often: for a counter that compares with what a call passes in.
+
+    Raises:
+        ValueError: it has no loop, or several.
+    """
+    loops = list(program.loops())
+    if len(loops) != 1:
+        raise ValueError(f"the kernel has {len(loops)} loops, not one")
+    body = tuple(replace(item, turns=turns) if isinstance(item, Loop) else item for item in program.body)
+    return replace(program, body=body)
 
 
 def _read(assembly: str) -> tuple[list[Instruction], dict[str, int]]:

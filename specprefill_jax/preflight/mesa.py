@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specprefill_jax.artifact.locate import cache_folder
 from specprefill_jax.errors import DeviceError
+from specprefill_jax.preflight.debian import LIBRARIES, LOADER, Packages, unpacked
 
 VERSION = "25.0.7"
-_SUITE, _PACKAGES = "trixie", (f"mesa-vulkan-drivers={VERSION}*", "libvulkan1")
-_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
-_LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
-_DRIVER, _LOADER = _LIBRARIES / "libvulkan_radeon.so", _LIBRARIES / "ld-linux-x86-64.so.2"
+_DRIVER = LIBRARIES / "libvulkan_radeon.so"
+_MESA = Packages(
+    name=f"Mesa {VERSION}",
+    folder=f"mesa-{VERSION}",
+    wanted=(f"mesa-vulkan-drivers={VERSION}*", "libvulkan1"),
+    holds=_DRIVER,
+    megabytes=63,
+    otherwise="Where the system's own RADV is of Mesa 25, nothing is downloaded",
+)
 _MANIFEST = "radeon.json"
 _MANIFEST_FOLDERS = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
 _USABLE = re.compile(r"Mesa 25\.")
-_TIME_LIMIT_S = 600
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def installed_driver(
             version, _ = probe(driver)
             if _USABLE.match(version):
                 return driver, version
-    prefix = _unpacked(say)
+    prefix = unpacked(_MESA, say, _manifest)
     driver = _from_prefix(prefix, family)
     version, why = probe(driver)
     if not _USABLE.match(version):
@@ -79,109 +79,17 @@ def _environment(manifest: Path, family: str) -> dict[str, str]:
 def _from_prefix(prefix: Path, family: str) -> Installed:
     """This Python under the prefix's C library: the driver needs a newer one than many systems have."""
     python = Path(sys.executable).resolve()
-    libraries = (prefix / _LIBRARIES, python.parent.parent / "lib", Path("/") / _LIBRARIES)
+    libraries = (prefix / LIBRARIES, python.parent.parent / "lib", Path("/") / LIBRARIES)
     paths = [path for path in sys.path if path and Path(path).exists()]
     environment = _environment(prefix / _MANIFEST, family) | {
         "PYTHONHOME": sys.base_prefix,
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    command = (str(prefix / _LOADER), "--library-path", ":".join(map(str, libraries)), str(python))
+    command = (str(prefix / LOADER), "--library-path", ":".join(map(str, libraries)), str(python))
     return Installed(command, environment)
 
 
-def _unpacked(say: Callable[[str], None]) -> Path:
-    """The folder with Mesa; made in one move, so it is whole or not there."""
-    prefix = cache_folder() / f"mesa-{VERSION}"
-    if prefix.is_dir():
-        return prefix
-    if platform.machine() != "x86_64":
-        raise DeviceError(f"Mesa {VERSION} is unpacked on x86-64 only, this is {platform.machine()}. {_OWN}")
-    missing = [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]
-    if missing:
-        raise DeviceError(
-            f"preflight unpacks Mesa {VERSION} from Debian's packages, and {' and '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not installed here. {_OWN}"
-        )
-    say(f"downloading Mesa {VERSION} into {prefix} (63 MB, once)")
-    try:
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".mesa-", dir=prefix.parent) as scratch:
-            made = Path(scratch) / "mesa"
-            _unpack(made, Path(scratch))
-            if not prefix.is_dir():  # another process may have been faster
-                made.rename(prefix)
-    except OSError as error:
-        raise DeviceError(f"Mesa cannot be unpacked into {prefix}: {error.strerror or error}") from error
-    return prefix
-
-
-_OWN = "Where the system's own RADV is of Mesa 25, nothing is downloaded"
-
-
-def _unpack(prefix: Path, scratch: Path) -> None:
-    """Download the packages and what they depend on, and unpack them; apt keeps its notes in `scratch`."""
-    apt = _private_apt(scratch)
-    _run([*apt, "update"])
-    listed = _run([*apt, "--print-uris", "--yes", "--no-install-recommends", "install", *_PACKAGES])
-    names = re.findall(r"^'\S+' (\S+)_(\S+)_\S+\.deb ", listed, re.MULTILINE)
-    packages = [f"{name}={version.replace('%3a', ':')}" for name, version in names]
-    downloads = scratch / "packages"
-    downloads.mkdir()
-    _run([*apt, "download", *packages], downloads)
-    for package in sorted(downloads.glob("*.deb")):
-        _run(["dpkg-deb", "-x", str(package), str(prefix)])
-    if not (prefix / _DRIVER).is_file() or not (prefix / _LOADER).is_file():
-        raise DeviceError(f"Debian's packages of Mesa {VERSION} hold no {_DRIVER.name}, or no C library")
+def _manifest(prefix: Path) -> None:
+    """What the Vulkan loader reads, beside the driver: the folder can move."""
     driver = {"library_path": f"./{_DRIVER}", "api_version": "1.3.0"}
     (prefix / _MANIFEST).write_text(json.dumps({"file_format_version": "1.0.0", "ICD": driver}))
-
-
-def _private_apt(scratch: Path) -> list[str]:
-    """apt-get that knows one suite of this machine's own mirror, and writes below `scratch` only."""
-    lists, archives = scratch / "lists" / "partial", scratch / "archives" / "partial"
-    for folder in (lists, archives):
-        folder.mkdir(parents=True)
-    (scratch / "status").touch()
-    (scratch / "sources.list").write_text(f"deb [signed-by={_KEYS}] {_mirror()} {_SUITE} main\n")
-    options = {
-        "Dir::Etc::sourcelist": scratch / "sources.list",
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State::lists": scratch / "lists",
-        "Dir::State::status": scratch / "status",
-        "Dir::Cache": scratch,
-        "APT::Sandbox::User": "root",  # the sandbox's user may not write there
-    }
-    return ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
-
-
-def _mirror() -> str:
-    """The Debian mirror that this machine's apt is configured for.
-
-    Raises:
-        DeviceError: it has none.
-    """
-    sites = _run(["apt-get", "indextargets", "--format", "$(SITE)", "Identifier: Packages"]).split()
-    mirrors = [site.rstrip("/") for site in sites if site.rstrip("/").endswith("/debian")]
-    if not mirrors:
-        raise DeviceError(f"apt is configured for no Debian mirror, which Mesa {VERSION} comes from. {_OWN}")
-    return mirrors[0]
-
-
-def _run(command: Sequence[str], folder: Path | None = None) -> str:
-    """What a command prints.
-
-    Raises:
-        DeviceError: it fails; with its last words.
-    """
-    try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise DeviceError(
-            f"{command[0]} did not end within {_TIME_LIMIT_S} s; is the network slow?"
-        ) from error
-    if done.returncode:
-        words = done.stderr.strip().splitlines() or ["no reason given"]
-        raise DeviceError(f"Mesa {VERSION} cannot be downloaded: {command[0]}: {words[-1]}. {_OWN}")
-    return done.stdout

@@ -16,6 +16,7 @@ from specprefill_jax.preflight.driver import Driver
 from specprefill_jax.preflight.executables import Executable, read_executables
 from specprefill_jax.preflight.isa import parse
 from tests.preflight.gemm import program
+from tests.preflight.sample import shader
 
 
 @cache
@@ -44,6 +45,36 @@ def test_a_kernel_comes_back_with_numbers_and_instructions(driver: Driver) -> No
 def test_the_required_subgroup_size_reaches_the_driver(driver: Driver) -> None:
     wide = replace(gemm(), subgroup=64)
     assert driver.compile((wide,), "gemm")[wide.name].subgroup == 64
+
+
+def constant_writer() -> Executable:
+    """Writes its specialization constant 7, which is 1 by default, to its buffer."""
+    void, function, main, uint, array, block, to_block, buffer, to_uint, zero, seven, label, element = range(
+        1, 14
+    )
+    name = tuple(int.from_bytes(word, "little") for word in (b"main", b"\0\0\0\0"))
+    storage = 12
+    words = shader(
+        (17, 1),  # the capability Shader
+        (14, 0, 1),  # logical addresses, GLSL450
+        (15, 5, main, *name, buffer),
+        (16, main, 17, 32, 1, 1),  # workgroups of 32
+        (71, seven, 1, 7),
+        *((71, array, 6, 4), (72, block, 0, 35, 0), (71, block, 2), (71, buffer, 34, 0), (71, buffer, 33, 0)),
+        *((19, void), (33, function, void), (21, uint, 32, 0), (29, array, uint), (30, block, array)),
+        *((32, to_block, storage, block), (32, to_uint, storage, uint), (59, to_block, buffer, storage)),
+        *((43, uint, zero, 0), (50, uint, seven, 1)),
+        *((54, void, main, 0, function), (248, label), (65, to_uint, element, buffer, zero, zero)),
+        *((62, element, seven), (253,), (56,)),
+    )
+    return Executable("main", words.to_bytes(), 0, ((0,),), 0)
+
+
+def test_specialization_constants_reach_the_driver(driver: Driver) -> None:
+    plain = driver.compile((constant_writer(),), "plain")["main"].assembly
+    special = replace(constant_writer(), specialization={7: 1234, 8: 5})
+    assert "0x4d2" in driver.compile((special,), "special")["main"].assembly, "1234, in the store's operand"
+    assert "0x4d2" not in plain
 
 
 def test_a_crash_names_the_kernel(driver: Driver) -> None:

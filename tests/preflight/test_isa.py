@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specprefill_jax.preflight.isa import Loop, parse
+from specprefill_jax.preflight.isa import Loop, parse, with_turns
 from tests.preflight.sample import WMMA_LOOP
 
 
@@ -108,3 +108,12 @@ BB0:
 def test_a_driver_without_disassembly_is_named() -> None:
     with pytest.raises(ValueError, match="no disassembly"):
         parse("")
+
+
+def test_turns_that_only_a_call_decides_can_be_given() -> None:
+    program = parse(counted("s_mov_b32 s6, 0", "s_add_u32 s6, s6, 32", "s_cmp_ge_i32 s6, s7"))
+    given = with_turns(program, 80)
+    assert [loop.turns for loop in given.loops()] == [80]
+    assert list(given.instructions()) == list(program.instructions())
+    with pytest.raises(ValueError, match="the kernel has 2 loops, not one"):
+        with_turns(parse(NESTED), 80)
