@@ -4,14 +4,15 @@ import argparse
 import importlib.metadata
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from llama_matmul import SDIST, VARIANTS, Shaders, find_compiler, find_shaders
-from preflight_true_shapes import GPU, TUNED, builds, presets, say
+from preflight_true_shapes import GPU, TUNED, UNTUNED, builds, presets, say
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -32,8 +33,10 @@ from specprefill_jax.preflight.preflight import Module, check_module
 from specprefill_jax.preflight.tiles import weight_tiles
 
 MODELS = ("0.8b", "4b")
-NAMES = {TUNED: "ours, tuned"}  # of our builds; the other is IREE's default, repaired by the audit
-UNTUNED = "ours, untuned"
+NAMES = {
+    TUNED: "ours, tuned",
+    UNTUNED: "ours, untuned",
+}  # the second is IREE's default, repaired by the audit
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,13 @@ def main() -> int:
         compiler, glslc = find_compiler(folder, say)
         theirs = Shaders(folder, compiler, driver, gpu)
         shapes = [shape for name in options.models for shape in shapes_of(name, presets()[name])]
-        found = [one for tokens in options.tokens for one in compare(shapes, tokens, driver, gpu, theirs)]
+        with tempfile.TemporaryDirectory() as libraries:
+            targets = builds(target_for(GPU), Path(libraries))
+            found = [
+                one
+                for tokens in options.tokens
+                for one in compare(shapes, tokens, targets, driver, gpu, theirs)
+            ]
     except (SpecPrefillError, OSError) as error:
         print(f"preflight_gemms: error: {error}", file=sys.stderr)
         return 2
@@ -163,11 +172,16 @@ def shapes_of(model: str, config: TextConfig) -> list[Shape]:
 
 
 def compare(
-    shapes: Sequence[Shape], tokens: int, driver: Driver, gpu: Gpu, theirs: Shaders
+    shapes: Sequence[Shape],
+    tokens: int,
+    targets: Mapping[str, Target],
+    driver: Driver,
+    gpu: Gpu,
+    theirs: Shaders,
 ) -> Iterator[Found]:
     """Every shape by each of our builds and each of llama.cpp's shaders."""
-    for build, target in builds(target_for(GPU)).items():
-        name = NAMES.get(build, UNTUNED)
+    for build, target in targets.items():
+        name = NAMES[build]
         for model in dict.fromkeys(shape.model for shape in shapes):
             say(f"compiling the products of the {model} for {tokens} tokens, {name}")
             yield from ours([s for s in shapes if s.model == model], tokens, name, target, driver, gpu)
