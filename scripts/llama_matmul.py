@@ -264,7 +264,7 @@ class Shaders:
             program=program,
             wrong_products=(),
             joins_lanes=False,
-            knows_lanes=True,
+            lanes_differ=True,
         )
 
     def _driven(self, variant: Variant, tile: Tile) -> tuple[Compiled, Compiled]:
