@@ -23,6 +23,7 @@ from coop_kernels import OURS, Kernel, compiled
 from coop_kinds import Expected, Kind, Values, kinds
 from coop_library import SCALED_LANES, passes, scaled, sizes_of, tiles, written_down
 from preflight_true_shapes import ROLES, ROWS, presets, say
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -326,7 +327,7 @@ def scaled_tile(kernel: Kernel) -> str:
 
 def table(rows: Sequence[Row]) -> Table:
     """A line for each kind."""
-    shown = Table()
+    shown = Table(box=box.MARKDOWN)
     for header in ("model", "kind", "batch x M x N x K", "tile", "here"):
         shown.add_column(header)
     for header in ("MulAdds", "max error", "bound there", "worst share"):

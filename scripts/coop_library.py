@@ -118,8 +118,8 @@ def _scaled(found: re.Match[str]) -> str:
     )
     if not fits:
         raise TargetError(
-            f"{found['name']} of the tuning library has tiles {found['tiles']} in {threads} threads and subgroups "
-            f"of {lanes}: coop_check expects units of {UNIT}, and subgroups of {LANES} that share them"
+            f"{found['name']} of the tuning library has tiles {found['tiles']} in {threads} threads and "
+            f"subgroups of {lanes}: coop_check expects units of {UNIT}, shared by subgroups of {LANES}"
         )
     # A batch has the size 1, and a level the size 0 for an axis that it leaves alone.
     smaller = [[size * SCALED_UNIT // UNIT if size > 1 else size for size in level] for level in sizes]
