@@ -37,7 +37,7 @@ from specprefill_jax.preflight.driver import driver_version
 from specprefill_jax.preflight.mesa import LAVAPIPE, Installed, installed_driver
 
 DEVICE = "radeon-780m"
-BLOCK, CAPACITY = 256, 4096
+BLOCKS, CAPACITY = (64, 256), 4096  # blocks as in compile/qwen3.5.toml
 LAYERS = 4  # three of the delta rule and one of attention: all that a model has
 RUN_LIMIT_S = 900
 ENTRY = "product"
@@ -74,6 +74,7 @@ class Row:
     """What became of one kind.
 
     Attributes:
+        tokens: that it reads; 1 is decode.
         product: batch x M x N x K.
         tile: the library's name for it, or whose pipeline it is; `scaled`: its sizes here.
         products: cooperative multiply-adds in the shader, all f16; `repaired`: how many by the audit.
@@ -83,6 +84,7 @@ class Row:
 
     model: str
     kind: str
+    tokens: int
     product: str = ""
     tile: str = ""
     scaled: str = ""
@@ -108,17 +110,17 @@ def main() -> int:
             (path,) = target.tuning
             library = (embedded("compile") / path).read_text(encoding="utf-8")
             build = Build(target, library, Path(folder))
-            rows = [row for name in options.models for row in check_model(name, options.only, build, driver)]
+            rows = [row for name in options.models for row in check_model(name, options, build, driver)]
     except (SpecPrefillError, OSError) as error:
         print(f"coop_check: error: {error}", file=sys.stderr)
         return 2
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
-    console.print(f"lavapipe of {version}, block of {BLOCK}, cache of {CAPACITY}", highlight=False)
+    console.print(f"lavapipe of {version}, cache of {CAPACITY}", highlight=False)
     console.print(table(rows))
     for line in notes(rows):
         console.print(line, highlight=False, soft_wrap=True)
     if options.json:
-        shown = {"mesa": version, "block": BLOCK, "capacity": CAPACITY, "rows": [asdict(row) for row in rows]}
+        shown = {"mesa": version, "capacity": CAPACITY, "rows": [asdict(row) for row in rows]}
         options.json.write_text(json.dumps(shown, indent=1))
     return int(any(row.status == WRONG for row in rows))
 
@@ -127,35 +129,39 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="coop_check", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=ROLES, default=list(ROLES), help="default: both")
+    shown = " ".join(map(str, BLOCKS))
+    parser.add_argument(
+        "--blocks", nargs="+", type=int, choices=BLOCKS, default=list(BLOCKS), help=f"default: {shown}"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="kinds with this in their name")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     return parser.parse_args()
 
 
-def check_model(name: str, only: str, build: Build, driver: Installed) -> Iterator[Row]:
+def check_model(name: str, options: argparse.Namespace, build: Build, driver: Installed) -> Iterator[Row]:
     """Every kind of a model, and the products of the true build that are no kind."""
     config = presets()[name]
     say(f"compiling {LAYERS} layers of the {name} model for {DEVICE}, to see which products it has")
-    true = true_products(name, config, build)
+    true = true_products(name, config, options.blocks, build)
     seen: set[Key] = set()
-    for kind in kinds(config, BLOCK, CAPACITY):
-        if only in kind.name:
-            say(f"{name}: {kind.name}")
-            yield check_kind(Row(name, kind.name), kind, true, seen, build, driver)
-    for key in (key for key in true if not only and key not in seen):
+    for tokens, kind in kinds(config, options.blocks, CAPACITY):
+        if options.only in kind.name:
+            say(f"{name}, {tokens} tokens: {kind.name}")
+            yield check_kind(Row(name, kind.name, tokens), kind, true, seen, build, driver)
+    for key in (key for key in true if not options.only and key not in seen):
         note = "the true build has this product, and no kind here is the same"
-        yield Row(name, "?", sizes(key[0]), tile(true[key], build.library), note=note)
+        yield Row(name, "?", 0, sizes(key[0]), tile(true[key], build.library), note=note)
 
 
 Key = tuple[str, tuple[str, ...]]
 """What two kernels share that do the same: operation and sizes, axes, and what follows."""
 
 
-def true_products(name: str, config: TextConfig, build: Build) -> dict[Key, Kernel]:
+def true_products(name: str, config: TextConfig, blocks: Sequence[int], build: Build) -> dict[Key, Kernel]:
     """The kernels of the build that ships which multiply on matrix units."""
     config = replace(config, layer_types=config.layer_types[:LAYERS])
     role = ROLES[name]
-    text = export_module(role, config, Shapes((BLOCK,), (CAPACITY,), ROWS[role], "f16", None))
+    text = export_module(role, config, Shapes(tuple(blocks), (CAPACITY,), ROWS[role], "f16", None))
     _, kernels = compiled(text, build.target, name, build.passes)
     return {(kernel.operation, kernel.body): kernel for kernel in kernels if kernel.products}
 
@@ -328,29 +334,40 @@ def scaled_tile(kernel: Kernel) -> str:
 def table(rows: Sequence[Row]) -> Table:
     """A line for each kind."""
     shown = Table(box=box.MARKDOWN)
-    for header in ("model", "kind", "batch x M x N x K", "tile", "here"):
+    for header in ("model", "kind", "tokens", "batch x M x N x K", "tile", "here"):
         shown.add_column(header)
-    for header in ("MulAdds", "max error", "bound there", "worst share"):
+    for header in ("MulAdds", "max error", "worst, of its bound", "share"):
         shown.add_column(header, justify="right")
     shown.add_column("status")
     for row in rows:
         shown.add_row(
             row.model,
             row.kind,
+            str(row.tokens),
             row.product,
             row.tile,
             row.scaled,
             str(row.products),
-            *("" if number is None else f"{number:.1e}" for number in (row.error, row.bound)),
-            "" if row.worst is None else f"{row.worst:.0%}",
+            *errors(row),
             row.status,
         )
     return shown
 
 
+def errors(row: Row) -> tuple[str, str, str]:
+    """The largest error; and the one that is the largest share of its bound."""
+    if row.error is None or row.bound is None or row.worst is None:
+        return "", "", ""
+    return f"{row.error:.1e}", f"{row.worst * row.bound:.1e} of {row.bound:.1e}", f"{row.worst:.0%}"
+
+
 def notes(rows: Sequence[Row]) -> list[str]:
     """What the table has no room for."""
-    said = [f"{row.model} {row.kind} {row.product}: {row.status}: {row.note}" for row in rows if row.note]
+    said = [
+        f"{row.model}, {row.tokens} tokens, {row.kind} {row.product}: {row.status}: {row.note}"
+        for row in rows
+        if row.note
+    ]
     right = sum(row.status == OK for row in rows)
     return [*said, f"{right} of {len(rows)} products are compiled as in the true build, ran, and are right"]
 

@@ -6,7 +6,7 @@ kernels of the true build, and that there is no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,14 +74,19 @@ class Kind:
     expected: Callable[..., tuple[Expected, ...]]
 
 
-def kinds(config: TextConfig, block: int, capacity: int) -> tuple[Kind, ...]:
-    """Those of a model whose block is one chunk of the delta rule."""
-    return (
-        *_projections(config, block),
-        *_attention(config, block, capacity),
-        *_interactions(config, block),
-        *_chunk(config, block),
+def kinds(config: TextConfig, blocks: Sequence[int], capacity: int) -> tuple[tuple[int, Kind], ...]:
+    """Those of a model, each with the tokens that it reads; a block is one chunk of the delta rule."""
+    of_blocks = (
+        (block, kind)
+        for block in blocks
+        for kind in (
+            *_projections(config, block),
+            *_attention(config, block, capacity),
+            *_interactions(config, block),
+            *_chunk(config, block),
+        )
     )
+    return (*of_blocks, *((1, kind) for kind in _attention(config, 1, capacity)))
 
 
 def contracted(
@@ -195,36 +200,32 @@ def _of_exponentials(value: Values, argument: Values) -> Values:
     return (np.abs(value) + HALF_ULP) * (20 + 2 * np.abs(argument)) * 2 * HALF_ULP
 
 
-def _attention(config: TextConfig, block: int, capacity: int) -> tuple[Kind, ...]:
-    """Queries with the keys of the cache, probabilities with its values; of a block and of one token."""
+def _attention(config: TextConfig, steps: int, capacity: int) -> tuple[Kind, Kind]:
+    """Queries with the keys of the cache, probabilities with its values; of a block, or of one token."""
     kv_heads, head_dim = config.num_key_value_heads, config.head_dim
+    group = query_rows(config.num_attention_heads // kv_heads, steps, F16)
     cache = Input((capacity, kv_heads, head_dim))
+    query = Input((kv_heads * group, steps, head_dim), spread=head_dim**-0.5)
+    probabilities = Input((kv_heads, group, steps, capacity), spread=0.0)
+    # Of one token, the mask is added by the product's own kernel.
+    masks = () if steps > 1 else (Input((steps, capacity), np.dtype(np.float32)),)
 
-    def of(name: str, group: int, steps: int) -> tuple[Kind, Kind]:
-        query = Input((kv_heads * group, steps, head_dim), spread=head_dim**-0.5)
-        probabilities = Input((kv_heads, group, steps, capacity), spread=0.0)
-        # In decode the mask is added by the product's own kernel.
-        masks = () if steps > 1 else (Input((steps, capacity), np.dtype(np.float32)),)
+    def read(query: Array, k: Array, *masks: Array) -> Array:
+        return sum((mask[None, None] for mask in masks), scores(query, k))
 
-        def read(query: Array, k: Array, *masks: Array) -> Array:
-            return sum((mask[None, None] for mask in masks), scores(query, k))
+    def reading(query: Values, k: Values, *masks: Values) -> tuple[Expected, ...]:
+        added = masks[0][None] if masks else None
+        sums = contracted(query.reshape(kv_heads, -1, head_dim), k.transpose(1, 2, 0), added)
+        return (sums.reshaped(kv_heads, group, steps, capacity),)
 
-        def reading(query: Values, k: Values, *masks: Values) -> tuple[Expected, ...]:
-            added = masks[0][None] if masks else None
-            sums = contracted(query.reshape(kv_heads, -1, head_dim), k.transpose(1, 2, 0), added)
-            return (sums.reshaped(kv_heads, group, steps, capacity),)
+    def mixing(weights: Values, v: Values) -> tuple[Expected, ...]:
+        sums = contracted(weights.reshape(kv_heads, -1, capacity), v.transpose(1, 0, 2))
+        return (sums.reshaped(kv_heads, group, steps, head_dim),)
 
-        def mixing(weights: Values, v: Values) -> tuple[Expected, ...]:
-            sums = contracted(weights.reshape(kv_heads, -1, capacity), v.transpose(1, 0, 2))
-            return (sums.reshaped(kv_heads, group, steps, head_dim),)
-
-        return (
-            Kind(f"{name}: q k^T", (query, cache, *masks), read, reading),
-            Kind(f"{name}: p v", (probabilities, cache), mix, mixing),
-        )
-
-    group = config.num_attention_heads // kv_heads
-    return (*of("attention", group, block), *of("decode", query_rows(group, 1, F16), 1))
+    return (
+        Kind("attention: q k^T", (query, cache, *masks), read, reading),
+        Kind("attention: p v", (probabilities, cache), mix, mixing),
+    )
 
 
 def _interactions(config: TextConfig, block: int) -> tuple[Kind, ...]:
@@ -249,9 +250,7 @@ def _interactions(config: TextConfig, block: int) -> tuple[Kind, ...]:
         wide = table.reshape(blocks, BLOCK, -1)[..., -2 * block :]
         return (contracted(solved, wide, stored=F16),)
 
-    # Columns: the overlaps of queries, A inside of blocks, A between them, the identity.
-    table = Input((value_heads, 1, block, 3 * block + BLOCK))
-    return (
+    inside = (
         Kind(
             "delta: q k^T, k k^T",
             (Input((2 * key_heads, block, size), spread=size**-0.5),),
@@ -259,12 +258,15 @@ def _interactions(config: TextConfig, block: int) -> tuple[Kind, ...]:
             overlapping,
         ),
         *_series(f"delta: inverse in {BLOCK}s", blocks, BLOCK),
-        Kind(
-            "delta: inverse between",
-            (Input((blocks, BLOCK, BLOCK), spread=BLOCK**-0.5), table),
-            between,
-            joined,
-        ),
+    )
+    if block <= BLOCK:
+        return inside
+    # Columns: the overlaps of queries, A inside of blocks, A between them, the identity.
+    table = Input((value_heads, 1, block, 3 * block + BLOCK))
+    operands = (Input((blocks, BLOCK, BLOCK), spread=BLOCK**-0.5), table)
+    return (
+        *inside,
+        Kind("delta: inverse between", operands, between, joined),
         *_series(f"delta: inverse of {block}", value_heads, block),
     )
 

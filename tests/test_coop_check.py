@@ -19,7 +19,7 @@ from specprefill_jax.errors import CompileError, TargetError
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 LIBRARY = embedded("compile/tuning/cooperative-16.mlir").read_text(encoding="utf-8")
-BLOCK = 128
+BLOCKS = (64, 128)
 
 
 @dataclass(frozen=True)
@@ -112,26 +112,26 @@ def test_what_the_compiler_chose_is_scaled_like_ours_and_matched_first(script: S
 def test_every_kind_of_the_true_models_has_their_shapes(script: Script) -> None:
     shapes = {}
     for name in ("0.8b", "4b"):
-        kinds = script.kinds.kinds(script.check.presets()[name], 256, 4096)
-        assert len({kind.name for kind in kinds}) == len(kinds) == 22
-        shapes[name] = {kind.name: [each.shape for each in kind.inputs] for kind in kinds}
-    assert shapes["0.8b"]["in_proj_qkvz"] == [(256, 1024), (8192, 1024)]
-    assert shapes["4b"]["in_proj_qkvz"] == [(256, 2560), (12288, 2560)]
-    assert shapes["4b"]["out_proj"] == [(256, 4096), (2560, 4096)]
-    assert shapes["4b"]["down_proj"] == [(256, 9216), (2560, 9216)]
-    assert shapes["0.8b"]["attention: q k^T"] == [(8, 256, 256), (4096, 2, 256)]
-    assert shapes["4b"]["decode: p v"] == [(4, 16, 1, 4096), (4096, 4, 256)]
-    assert shapes["4b"]["delta: inverse in 64s, doubling"] == [(128, 64, 128)]
+        kinds = script.kinds.kinds(script.check.presets()[name], (64, 256), 4096)
+        assert len({(tokens, kind.name) for tokens, kind in kinds}) == len(kinds) == 17 + 20 + 2
+        shapes[name] = {(kind.name, n): [each.shape for each in kind.inputs] for n, kind in kinds}
+    assert shapes["0.8b"]["in_proj_qkvz", 256] == [(256, 1024), (8192, 1024)]
+    assert shapes["4b"]["in_proj_qkvz", 256] == [(256, 2560), (12288, 2560)]
+    assert shapes["4b"]["out_proj", 256] == [(256, 4096), (2560, 4096)]
+    assert shapes["4b"]["down_proj", 256] == [(256, 9216), (2560, 9216)]
+    assert shapes["0.8b"]["attention: q k^T", 256] == [(8, 256, 256), (4096, 2, 256)]
+    assert shapes["4b"]["attention: p v", 1] == [(4, 16, 1, 4096), (4096, 4, 256)]
+    assert shapes["4b"]["delta: inverse in 64s, doubling", 256] == [(128, 64, 128)]
 
 
 def test_numpy_says_of_every_kind_what_jax_computes(script: Script) -> None:
-    for kind in script.kinds.kinds(script.check.presets()["tiny"], BLOCK, 2 * BLOCK):
+    for tokens, kind in script.kinds.kinds(script.check.presets()["tiny"], BLOCKS, 256):
         inputs = script.check.draw(kind)
         results = jax.jit(kind.spelled)(*map(jnp.asarray, inputs))
         results = results if isinstance(results, tuple) else (results,)
         expected = kind.expected(*(values.astype(np.float64) for values in inputs))
         row = script.check.compared(
-            script.check.Row("tiny", kind.name), list(map(np.asarray, results)), expected
+            script.check.Row("tiny", kind.name, tokens), list(map(np.asarray, results)), expected
         )
         assert row.status == "ok", row
 
@@ -160,13 +160,13 @@ def test_the_bound_tells_faults_from_f32_sums(fault: str, script: Script) -> Non
         sums = (halves[0].astype(np.float16) + halves[1].astype(np.float16)).astype(np.float32)
     else:
         sums = a.astype(np.float32) @ b.astype(np.float32)
-    row = script.check.compared(script.check.Row("x", "x"), [sums], [right])
+    row = script.check.compared(script.check.Row("x", "x", 1), [sums], [right])
     assert (row.status == "ok") == (fault == "nothing")
 
 
 def test_what_is_no_number_is_wrong(script: Script) -> None:
     right = script.kinds.Expected(np.ones(3), np.ones(3))
-    row = script.check.compared(script.check.Row("x", "x"), [np.array([1.0, np.nan, 1.0])], [right])
+    row = script.check.compared(script.check.Row("x", "x", 1), [np.array([1.0, np.nan, 1.0])], [right])
     assert (row.status, row.note) == ("WRONG", "errors exceed their bound")
 
 
