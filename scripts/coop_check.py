@@ -41,7 +41,7 @@ BLOCKS, CAPACITY = (64, 256), 4096  # blocks as in compile/qwen3.5.toml
 LAYERS = 4  # three of the delta rule and one of attention: all that a model has
 RUN_LIMIT_S = 900
 ENTRY = "product"
-WIDTH = 165  # columns that the table takes when nobody watches
+WIDTH = 175  # columns that the table takes when nobody watches
 _CHILD = Path(__file__).with_name("coop_run.py")
 
 OK, WRONG = "ok", "WRONG"
