@@ -19,7 +19,6 @@ from specprefill_jax.errors import DeviceError
 
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
 LOADER = LIBRARIES / "ld-linux-x86-64.so.2"  # starts a program of the packages under their C library
-_SUITE = "trixie"
 _KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _TIME_LIMIT_S = 600
 
@@ -35,6 +34,7 @@ class Packages:
         holds: a file that must be there afterwards.
         megabytes: to download, about.
         otherwise: what makes the download unnecessary; stands at the end of every refusal.
+        suites: of Debian that hold them and what they depend on; the last one is preferred.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Packages:
     holds: Path
     megabytes: int
     otherwise: str
+    suites: tuple[str, ...] = ("trixie",)
 
 
 def unpacked(
@@ -87,7 +88,7 @@ def unpacked(
 
 
 class _Apt:
-    """apt-get that knows one suite of this machine's own mirror, and writes below `scratch` only."""
+    """apt-get that knows the packages' suites, of this machine's own mirror, and writes to `scratch` only."""
 
     def __init__(self, packages: Packages, scratch: Path) -> None:
         self._packages, self._scratch = packages, scratch
@@ -96,9 +97,9 @@ class _Apt:
         """Download the packages and what they depend on, and unpack them."""
         apt, packages = self._command(), self._packages
         self._run([*apt, "update"])
-        listed = self._run(
-            [*apt, "--print-uris", "--yes", "--no-install-recommends", "install", *packages.wanted]
-        )
+        options = ("--print-uris", "--yes", "--no-install-recommends")
+        release = f"--target-release={packages.suites[-1]}"
+        listed = self._run([*apt, *options, release, "install", *packages.wanted])
         names = re.findall(r"^'\S+' (\S+)_(\S+)_\S+\.deb ", listed, re.MULTILINE)
         versions = [f"{name}={version.replace('%3a', ':')}" for name, version in names]
         downloads = self._scratch / "packages"
@@ -116,7 +117,9 @@ class _Apt:
         for name in ("lists", "archives"):
             (scratch / name / "partial").mkdir(parents=True)
         (scratch / "status").touch()
-        (scratch / "sources.list").write_text(f"deb [signed-by={_KEYS}] {self._mirror()} {_SUITE} main\n")
+        mirror = self._mirror()
+        sources = (f"deb [signed-by={_KEYS}] {mirror} {suite} main\n" for suite in self._packages.suites)
+        (scratch / "sources.list").write_text("".join(sources))
         options = {
             "Dir::Etc::sourcelist": scratch / "sources.list",
             "Dir::Etc::sourceparts": "-",

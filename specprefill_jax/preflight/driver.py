@@ -14,7 +14,7 @@ from specprefill_jax.errors import KernelRefused
 from specprefill_jax.preflight.executables import Executable
 from specprefill_jax.preflight.gpu import Gpu
 from specprefill_jax.preflight.kernel import Statistics
-from specprefill_jax.preflight.mesa import Installed, installed_driver
+from specprefill_jax.preflight.mesa import Installed, installed_driver, radv
 
 _CHILD = Path(__file__).with_name("child.py")
 _START_LIMIT_S = 60
@@ -43,7 +43,9 @@ class Driver:
         Raises:
             DeviceError: there is none (see `mesa.installed_driver`).
         """
-        self._installed, self.version = installed_driver(gpu.family, _version, say)
+        self._installed, self.version = installed_driver(
+            radv(gpu.family), lambda installed: driver_version(installed, "radv"), say
+        )
 
     def compile(
         self, kernels: Sequence[Executable], name: str, *, limit_s: float = LIMIT_S
@@ -65,12 +67,12 @@ class Driver:
         return compiled
 
 
-def _version(installed: Installed) -> tuple[str, str]:
-    """What a driver calls itself; or "" where it does not start or cannot play the GPU, and why."""
+def driver_version(installed: Installed, name: str) -> tuple[str, str]:
+    """What a driver of that name calls itself; or "" where it does not start or is another one, and why."""
     lines, end = _lines(installed, "", _START_LIMIT_S)
     if not lines:
         return "", end
-    return str(lines[0]["version"]) if lines[0]["driver"] == "radv" else "", f"it is {lines[0]['driver']}"
+    return str(lines[0]["version"]) if lines[0]["driver"] == name else "", f"it is {lines[0]['driver']}"
 
 
 def _answers(

@@ -12,8 +12,10 @@ import pytest
 
 from specprefill_jax.errors import DeviceError
 from specprefill_jax.preflight import mesa
-from specprefill_jax.preflight.mesa import VERSION, Installed, installed_driver
+from specprefill_jax.preflight.mesa import LAVAPIPE, Installed, installed_driver, radv
 
+RADV = radv("PHOENIX")
+VERSION = "25.0.7"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 # apt-get as far as it is used: a mirror, the packages to install, and downloads.
 APT = """#!/bin/sh
@@ -28,7 +30,8 @@ indextargets*) echo {sites} ;;
 esac
 """
 DPKG = f"""#!/bin/sh
-mkdir -p "$3/{LIBRARIES}" && touch "$3/{LIBRARIES}/libvulkan_radeon.so" "$3/{LIBRARIES}/ld-linux-x86-64.so.2"
+mkdir -p "$3/{LIBRARIES}" && cd "$3/{LIBRARIES}" &&
+touch libvulkan_radeon.so libvulkan_lvp.so ld-linux-x86-64.so.2
 """
 
 
@@ -67,7 +70,7 @@ def prefix(tmp_path: Path) -> Path:
 
 def test_mesa_is_unpacked_once_and_whole(tools: Callable[..., Path], tmp_path: Path) -> None:
     log, said = tools(), list[str]()
-    driver, version = installed_driver("PHOENIX", starts("Mesa 25.0.7-2"), said.append)
+    driver, version = installed_driver(RADV, starts("Mesa 25.0.7-2"), said.append)
     assert version == "Mesa 25.0.7-2"
     assert [line.split(" into ")[0] for line in said] == [f"downloading Mesa {VERSION}"]
     described = json.loads((prefix(tmp_path) / "radeon.json").read_text())
@@ -78,8 +81,20 @@ def test_mesa_is_unpacked_once_and_whole(tools: Callable[..., Path], tmp_path: P
     assert "mesa-vulkan-drivers=25.0.7* libvulkan1" in calls
     assert "download libc6=2.41-12 g++=4:14.2" in calls
     assert [path.name for path in prefix(tmp_path).parent.iterdir()] == [prefix(tmp_path).name]
-    installed_driver("PHOENIX", starts("Mesa 25.0.7-2"), said.append)
+    installed_driver(RADV, starts("Mesa 25.0.7-2"), said.append)
     assert (log.read_text(), len(said)) == (calls, 1)
+
+
+def test_lavapipe_of_mesa_26_comes_from_the_backports(tools: Callable[..., Path], tmp_path: Path) -> None:
+    log = tools()
+    driver, version = installed_driver(LAVAPIPE, starts("Mesa 26.1.6-1~bpo13+1"), print)
+    assert version == "Mesa 26.1.6-1~bpo13+1"
+    assert "--target-release=trixie-backports install mesa-vulkan-drivers=26*" in log.read_text()
+    manifest = Path(driver.environment["VK_DRIVER_FILES"])
+    assert manifest == tmp_path / "cache" / "specprefill-jax" / "mesa-26" / "lvp.json"
+    described = json.loads(manifest.read_text())
+    assert described["ICD"]["library_path"] == f"./{LIBRARIES}/libvulkan_lvp.so"
+    assert "RADV_FORCE_FAMILY" not in driver.environment
 
 
 def test_a_download_that_fails_says_why_and_leaves_nothing(
@@ -87,14 +102,14 @@ def test_a_download_that_fails_says_why_and_leaves_nothing(
 ) -> None:
     tools(update="echo 'E: no route to host' >&2; exit 100")
     with pytest.raises(DeviceError, match=r"cannot be downloaded: apt-get: E: no route to host\."):
-        installed_driver("PHOENIX", starts("Mesa 25.0.7"), print)
+        installed_driver(RADV, starts("Mesa 25.0.7"), print)
     assert list(prefix(tmp_path).parent.iterdir()) == []
 
 
 def test_a_machine_without_debians_mirror_is_told_so(tools: Callable[..., Path]) -> None:
     tools(sites="http://mirror.test/ubuntu")
     with pytest.raises(DeviceError, match="apt is configured for no Debian mirror"):
-        installed_driver("PHOENIX", starts("Mesa 25.0.7"), print)
+        installed_driver(RADV, starts("Mesa 25.0.7"), print)
 
 
 def test_a_machine_without_debians_tools_is_told_which(
@@ -102,19 +117,19 @@ def test_a_machine_without_debians_tools_is_told_which(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DeviceError, match="apt-get and dpkg-deb are not installed here"):
-        installed_driver("PHOENIX", starts("Mesa 25.0.7"), print)
+        installed_driver(RADV, starts("Mesa 25.0.7"), print)
 
 
 def test_another_processor_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(DeviceError, match="x86-64 only, this is aarch64"):
-        installed_driver("PHOENIX", starts("Mesa 25.0.7"), print)
+        installed_driver(RADV, starts("Mesa 25.0.7"), print)
 
 
 def test_a_driver_that_does_not_start_is_named_with_the_reason(tools: Callable[..., Path]) -> None:
     tools()
     with pytest.raises(DeviceError, match=r"does not start here: ends with 127 \(GLIBC\)"):
-        installed_driver("PHOENIX", lambda installed: ("", "ends with 127 (GLIBC)"), print)
+        installed_driver(RADV, lambda installed: ("", "ends with 127 (GLIBC)"), print)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +147,6 @@ def test_the_systems_own_driver_is_taken_where_it_is_of_mesa_25(
         own = installed.environment["VK_DRIVER_FILES"] == str(manifest)
         return (version if own else "Mesa 25.0.7"), ""
 
-    driver, found = installed_driver("PHOENIX", probe, print)
+    driver, found = installed_driver(RADV, probe, print)
     assert (found, log.exists()) == ((version, False) if taken else ("Mesa 25.0.7", True))
     assert (driver.command == (sys.executable,)) == taken
