@@ -6,13 +6,12 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from true_shapes import presets, say
 
 from specprefill_jax.aot.audit import compile_audited
 from specprefill_jax.aot.export import Shapes, export_module
@@ -20,7 +19,6 @@ from specprefill_jax.aot.targets import Target, target_for
 from specprefill_jax.artifact.schedule import schedule_name
 from specprefill_jax.cli.kernels import show
 from specprefill_jax.errors import SpecPrefillError
-from specprefill_jax.models.config import TextConfig
 from specprefill_jax.preflight.driver import Driver
 from specprefill_jax.preflight.gpu import known_gpu
 from specprefill_jax.preflight.preflight import Module, check_module
@@ -93,11 +91,6 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def say(step: str) -> None:
-    """Tell people who wait what goes on."""
-    print(f"== {step}", file=sys.stderr, flush=True)
-
-
 def builds(target: Target) -> dict[str, Target]:
     """The target as it is, and without its tuning flags where it has some."""
     plain = replace(target, flags=tuple(flag for flag in target.flags if not flag.startswith(TUNING)))
@@ -128,18 +121,6 @@ def check_model(name: str, options: argparse.Namespace, driver: Driver) -> Itera
         say(f"compiling {audited.shaders} kernels with {driver.version}")
         report = check_module(module, known_gpu(GPU), driver)
         yield Built(build, report, audited.repaired, audited.products, seconds)
-
-
-def presets() -> dict[str, TextConfig]:
-    """The shapes of the released models, from the script that makes random ones."""
-    loader = SourceFileLoader(
-        "make_random_checkpoint", str(Path(__file__).with_name("make_random_checkpoint"))
-    )
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module.PRESETS
 
 
 def summary(built: list[Built], block: int) -> Table:
