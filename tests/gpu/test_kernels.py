@@ -42,11 +42,24 @@ def test_a_kernel_of_the_780m_asks_for_its_matrix_unit_and_subgroups_of_32(tmp_p
 
 @pytest.mark.vulkan
 def test_a_kernel_of_the_780m_is_not_run_where_the_device_lacks_its_unit(tmp_path: Path) -> None:
-    pytest.importorskip("vulkan")
     build_kernels(replace(TINY, kernels="radeon-780m"), tmp_path)
     (check,) = run_kernels(TINY, tmp_path)
     assert check.result == "not offered"
     assert check.detail == "the device has no subgroups of 32, cooperative 16x16x16 f16->f32"
+
+
+@pytest.mark.vulkan
+def test_a_kernel_that_relies_on_subgroups_of_32_without_asking_is_not_run_on_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Lavapipe's have 8 lanes: nothing there refuses this kernel, and the result is wrong.
+    row = Kernel("row", (1, 2560), (512, 2560), "tk,nk->tn")
+    monkeypatch.setattr(kernels, "kernels_of", lambda plan: [row])
+    build_kernels(replace(TINY, kernels="radeon-780m"), tmp_path)
+    (kernel,) = read_kernels(tmp_path)
+    assert (kernel.unasked, kernel.subgroups, kernel.product) == (32, (32,), None)
+    (check,) = run_kernels(TINY, tmp_path)
+    assert (check.result, check.detail) == ("not offered", "the device has no subgroups of 32")
 
 
 @pytest.mark.vulkan
