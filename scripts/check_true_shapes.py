@@ -4,8 +4,6 @@ import argparse
 import dataclasses
 import json
 import math
-import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from true_shapes import BLOCK, PRESETS, make_checkpoint, phases_of, say, slots, write_recipe
 
 from specprefill_jax.aot.audit import compile_audited
 from specprefill_jax.aot.build import describe_build, module_shapes
@@ -25,7 +24,6 @@ from specprefill_jax.aot.compiler import Commands, count_commands
 from specprefill_jax.aot.export import export_module
 from specprefill_jax.aot.recipe import ModelRecipe, Recipe, read_recipe
 from specprefill_jax.aot.targets import target_for
-from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.artifact.manifest import MANIFEST_NAME, Manifest
 from specprefill_jax.cli.compile import build
 from specprefill_jax.cli.progress import Waiting
@@ -36,28 +34,8 @@ from specprefill_jax.settings import Settings
 
 MOST_MEMORY = 22e9  # bytes: what a machine of 24 GB leaves to one program
 GPU = "radeon-780m"
-PRESETS = {"draft": "0.8b", "target": "4b"}
-BLOCK = 256
 NEW_TOKENS = 8
 SAMPLE_EVERY_S = 0.02
-
-RECIPE = """\
-name = "true-shapes"
-minimum_tokens = 8192
-tokenizer = "4b/tokenizer.json"
-chat_template = "chat_template.jinja"
-
-[draft]
-checkpoint = "0.8b"
-blocks = [{block}]
-capacities = [{draft}]
-rows = 8
-
-[target]
-checkpoint = "4b"
-blocks = [{block}]
-capacities = [{target}]
-"""
 
 P = ParamSpec("P")
 Made = TypeVar("Made")
@@ -113,8 +91,8 @@ def main() -> int:
         Settings(keep=options.keep)
         workdir.mkdir(parents=True, exist_ok=True)
         for name in PRESETS.values():
-            make_checkpoint(name, workdir / name)
-        recipe = write_recipe(workdir, options.tokens, options.keep)
+            make_checkpoint(workdir / name, "--preset", name)
+        recipe = recipe_for(workdir, options.tokens, options.keep)
         compile_for_cpu(recipe, workdir / "cpu")
         ran = in_child(run_prompt, workdir / "cpu", options.tokens, options.keep)
         missed = report_run(ran)
@@ -141,45 +119,19 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def say(step: str) -> None:
-    """Tell people who wait what goes on."""
-    print(f"== {step}", file=sys.stderr, flush=True)
-
-
 def in_child(function: Callable[P, Made], *args: P.args, **kwargs: P.kwargs) -> Made:
     """What the function returns in a new process, whose memory is its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *args, **kwargs).result()
 
 
-def make_checkpoint(name: str, directory: Path) -> None:
-    """Random weights of a preset, unless they are there. Written beside it and moved, so never half there."""
-    if (directory / "config.json").is_file():
-        say(f"using the checkpoint {directory}")
-        return
-    say(f"making the random checkpoint {directory}")
-    part = directory.with_name(f".{directory.name}-part")
-    shutil.rmtree(part, ignore_errors=True)
-    script = Path(__file__).with_name("make_random_checkpoint")
-    done = subprocess.run([sys.executable, str(script), "--preset", name, str(part)], check=False)
-    if done.returncode:
-        raise OSError(f"make_random_checkpoint --preset {name} failed (exit code {done.returncode})")
-    part.rename(directory)
-
-
-def write_recipe(workdir: Path, tokens: int, keep: float) -> Path:
+def recipe_for(workdir: Path, tokens: int, keep: float) -> Path:
     """A recipe with one block length and caches just large enough for the prompt and the answer."""
-    draft = slots(tokens + Settings().lookahead)
-    target = max(2048, slots(math.ceil(keep * tokens) + NEW_TOKENS))
-    shutil.copyfile(embedded("artifacts/demo/chat_template.jinja"), workdir / "chat_template.jinja")
-    path = workdir / "true-shapes.toml"
-    path.write_text(RECIPE.format(block=BLOCK, draft=draft, target=target), encoding="utf-8")
-    return path
-
-
-def slots(tokens: int) -> int:
-    """Whole blocks that hold the tokens and the padding of a last block."""
-    return (tokens + BLOCK + BLOCK - 1) // BLOCK * BLOCK
+    capacities = {
+        "draft": [slots(tokens + Settings().lookahead)],
+        "target": [max(2048, slots(math.ceil(keep * tokens) + NEW_TOKENS))],
+    }
+    return write_recipe(workdir / "true-shapes.toml", PRESETS, capacities)
 
 
 def models(recipe: Recipe) -> dict[str, ModelRecipe]:
@@ -322,16 +274,13 @@ def report_run(ran: Ran) -> list[str]:
     """Phases, speed and memory; what is missed, in words."""
     timings = ran.result["timings"]
     detail, new = timings["specprefill_detail"], ran.result["usage"]["completion_tokens"]
-    phases = {**detail["phases"], "decode": timings["decode_ms"]}
-    read = {"score": detail["prompt"], "prefill": detail["kept"], "decode": new - 1}
     by = {"score": " (draft)", "prefill": " (target)", "decode": " (target)"}
     shown = Table(title=f"cpu: {detail['prompt']} tokens, {detail['kept']} kept, {new} new")
     for header in ("phase", "tokens", "ms", "tokens/s"):
         shown.add_column(header, justify="left" if header == "phase" else "right")
-    for phase, ms in phases.items():
-        count = read.get(phase, 0)
-        speed = f"{count / ms * 1000:.1f}" if count and ms else ""
-        shown.add_row(phase + by.get(phase, ""), str(count or ""), f"{ms:,.0f}", speed)
+    for phase in phases_of(ran.result):
+        speed = f"{phase.speed:.1f}" if phase.speed is not None else ""
+        shown.add_row(phase.name + by.get(phase.name, ""), str(phase.tokens or ""), f"{phase.ms:,.0f}", speed)
     console().print(shown)
     print(f"cpu: status {timings['specprefill']} ({detail['reason']}), {detail['scoring']} scoring")
     first_token = timings["time_to_first_token_ms"] / 1000

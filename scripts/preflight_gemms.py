@@ -12,10 +12,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from llama_matmul import SDIST, VARIANTS, Shaders, find_compiler, find_shaders
-from preflight_true_shapes import GPU, TUNED, UNTUNED, builds, presets, say
+from preflight_true_shapes import GPU, TUNED, UNTUNED, builds
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from true_shapes import presets, say
 
 from specprefill_jax.aot.audit import compile_audited
 from specprefill_jax.aot.lower import Entry, module_text

@@ -9,13 +9,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from true_shapes import presets, say
 
 from specprefill_jax.aot.audit import compile_audited
 from specprefill_jax.aot.export import Shapes, export_module, state_tensors
@@ -110,11 +109,6 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def say(step: str) -> None:
-    """Tell people who wait what goes on."""
-    print(f"== {step}", file=sys.stderr, flush=True)
-
-
 def builds(target: Target, folder: Path) -> dict[str, Target]:
     """The target as it is; and, with a library in `folder`, one that leaves projections to the compiler."""
     (name,) = target.tuning
@@ -158,18 +152,6 @@ def weights_bytes(config: TextConfig, shapes: Shapes) -> int:
     """Of the archive's arrays."""
     stored = (shapes.stored_shape(spec) for spec in parameter_specs(config))
     return sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in stored)
-
-
-def presets() -> dict[str, TextConfig]:
-    """The shapes of the released models, from the script that makes random ones."""
-    loader = SourceFileLoader(
-        "make_random_checkpoint", str(Path(__file__).with_name("make_random_checkpoint"))
-    )
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module.PRESETS
 
 
 def summary(built: list[Built], block: int) -> Table:

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
-import pytest
+import preflight_true_shapes
 
 from specprefill_jax.aot.targets import target_for
 from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.preflight.report import Memory, ModuleReport
 from tests.preflight.sample import GEMM, entry, kernel, use
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "preflight_true_shapes.py"
 
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("preflight_true_shapes", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_untuned_build_differs_in_the_projections_only(script: ModuleType, tmp_path: Path) -> None:
+def test_the_untuned_build_differs_in_the_projections_only(tmp_path: Path) -> None:
     target = target_for("radeon-780m")
-    untuned, tuned = script.builds(target, tmp_path).values()
+    untuned, tuned = preflight_true_shapes.builds(target, tmp_path).values()
     assert tuned == target
     (library,) = tmp_path.iterdir()
     (own,) = target.tuning
@@ -42,21 +26,23 @@ def test_the_untuned_build_differs_in_the_projections_only(script: ModuleType, t
     assert dropped == ["@plain_128x128 -> @annotate,", "@plain_64x128 -> @annotate,"]
 
 
-def test_the_models_have_their_true_sizes(script: ModuleType) -> None:
-    sizes = {name: (c.hidden_size, c.num_hidden_layers) for name, c in script.presets().items()}
+def test_the_models_have_their_true_sizes() -> None:
+    sizes = {
+        name: (c.hidden_size, c.num_hidden_layers) for name, c in preflight_true_shapes.presets().items()
+    }
     assert (sizes["0.8b"], sizes["4b"]) == ((1024, 24), (2560, 32))
 
 
-def test_the_summary_counts_kernels_once_and_dispatches_each_time(script: ModuleType) -> None:
+def test_the_summary_counts_kernels_once_and_dispatches_each_time() -> None:
     wide = kernel(GEMM, scratch=64, spilled_vgprs=2)
     plain = kernel(GEMM.replace("_7_", "_8_"), "BB0:\n\ts_endpgm\n")
     prefill = entry(use(wide, us=1000.0, count=24), use(plain, us=500.0, count=24), layers=24)
     decode = entry(use(plain, us=100.0, count=12), name="decode_C4096", layers=24)
     report = ModuleReport("draft", "f16", (prefill, decode), (), ())
-    built = script.Built(
+    built = preflight_true_shapes.Built(
         "as it ships", report, Memory(3 << 30, 1 << 30, 1 << 28), repaired=3, products=4, seconds=7.4
     )
-    facts = script.facts(built, 256)
+    facts = preflight_true_shapes.facts(built, 256)
     assert facts["kernels"] == "2"
     assert facts["dispatches per layer, block of 256"] == "2.0"
     assert facts["dispatches per layer, decode"] == "0.5"
