@@ -22,10 +22,11 @@ import numpy as np
 from coop_kernels import OURS, Kernel, compiled
 from coop_kinds import Expected, Kind, Values, kinds
 from coop_library import SCALED_LANES, passes, scaled, sizes_of, tiles, written_down
-from preflight_true_shapes import ROLES, ROWS, presets, say
+from preflight_true_shapes import ROLES, ROWS
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from true_shapes import presets, say
 
 from specprefill_jax.aot.export import Shapes, export_module
 from specprefill_jax.aot.lower import Entry, module_text

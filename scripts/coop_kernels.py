@@ -9,8 +9,8 @@ from pathlib import Path
 
 from specprefill_jax.aot.audit import audit
 from specprefill_jax.aot.compiler import compile_module
+from specprefill_jax.aot.executables import read_executables
 from specprefill_jax.aot.targets import Target
-from specprefill_jax.preflight.executables import read_executables
 
 OURS = "own"  # the pipeline that has the library's list of passes
 _FUNCTION = re.compile(r"func\.func @(?P<name>\w+)\(\)[^\n]*?translation_info<pipeline = (?P<rest>[^\n]*)")

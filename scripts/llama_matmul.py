@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from specprefill_jax.aot.executables import Executable
 from specprefill_jax.artifact.locate import cache_folder
 from specprefill_jax.artifact.schedule import Dispatch, Traffic
 from specprefill_jax.errors import CompileError, FileMissing
 from specprefill_jax.preflight.debian import LIBRARIES, LOADER, Packages, unpacked
 from specprefill_jax.preflight.driver import Compiled, Driver
-from specprefill_jax.preflight.executables import Executable
 from specprefill_jax.preflight.gpu import Gpu
 from specprefill_jax.preflight.isa import parse, with_turns
 from specprefill_jax.preflight.kernel import Kernel, Product
@@ -263,6 +263,7 @@ class Shaders:
             statistics=plain.statistics,
             program=program,
             wrong_products=(),
+            required=plain.subgroup,
             joins_lanes=False,
             lanes_differ=True,
         )

@@ -19,6 +19,7 @@ from rich.table import Table
 from true_shapes import presets, say
 
 from specprefill_jax.aot.audit import compile_audited
+from specprefill_jax.aot.executables import read_executables
 from specprefill_jax.aot.lower import Entry, module_text
 from specprefill_jax.aot.targets import Target, target_for
 from specprefill_jax.errors import SpecPrefillError
@@ -26,7 +27,6 @@ from specprefill_jax.models.checkpoint import parameter_specs
 from specprefill_jax.models.config import TextConfig
 from specprefill_jax.models.matrix import linear
 from specprefill_jax.preflight.driver import Driver
-from specprefill_jax.preflight.executables import read_executables
 from specprefill_jax.preflight.gpu import Gpu, known_gpu
 from specprefill_jax.preflight.kernel import Kernel
 from specprefill_jax.preflight.model import Prediction, waves_per_simd

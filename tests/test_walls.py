@@ -161,9 +161,10 @@ def test_of_the_models_only_the_checkpoint_table_knows_file_formats() -> None:
     assert {name for name in knowing if room_of(name) == "models"} <= {"specprefill_jax.models.checkpoint"}
 
 
-def test_preflight_knows_of_the_compiler_only_its_targets_and_its_reader_of_shaders() -> None:
+def test_preflight_knows_of_the_compiler_only_its_targets_and_its_readers_of_kernels() -> None:
     known = {found.target for found in INSIDE if room_of(found.importer) == "preflight"}
     assert {target for target in known if room_of(target) == "aot"} == {
+        "specprefill_jax.aot.executables",
         "specprefill_jax.aot.spirv",
         "specprefill_jax.aot.targets",
     }

@@ -23,7 +23,7 @@ from gpu.record import Check
 from specprefill_jax.runtime.device import Device
 
 if TYPE_CHECKING:
-    from specprefill_jax.preflight.executables import Executable
+    from specprefill_jax.aot.executables import Executable
 
 LIST = "kernels.json"
 # Norm of the difference from the product in f64, in units of that product's. Sums in f32 of 9,216 terms at
@@ -108,8 +108,8 @@ def build_kernels(plan: Plan, folder: Path) -> None:
         CompileError: the compiler or the audit refuses one.
     """
     from specprefill_jax.aot.audit import compile_audited
+    from specprefill_jax.aot.executables import read_executables
     from specprefill_jax.aot.targets import target_for
-    from specprefill_jax.preflight.executables import read_executables
 
     target, built = target_for(plan.kernels), []
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,9 +139,7 @@ def relied_on(executable: Executable, sizes: Sequence[int]) -> int:
     IREE 3.13 makes reductions (SubgroupReduce) for the smallest of the target's sizes, and tells nobody: the
     shader divides the number of a thread by it.
     """
-    from specprefill_jax.preflight.kernel import joins_lanes
-
-    return 0 if executable.subgroup or not joins_lanes(executable.shader) else min(sizes, default=0)
+    return 0 if executable.subgroup or not executable.shader.joins_lanes() else min(sizes, default=0)
 
 
 def text_of(kernel: Kernel) -> str:

@@ -3,6 +3,7 @@
 IREE 3.13 converts the f16 operands of cooperative matrix products to f32 and multiplies those
 (iree-org/iree issue 24817). The GPU has no such products: its driver accepts the shader and computes garbage.
 So each operand is looked at; where the known conversion stands between, the product reads from before it.
+A shader that reduces over the lanes of a subgroup must ask for the size that it was made for (`compiler.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from io import BytesIO
 from pathlib import Path
 
 from specprefill_jax.aot.compiler import compile_module
+from specprefill_jax.aot.executables import read_executables
 from specprefill_jax.aot.schedule import read_schedule
 from specprefill_jax.aot.spirv import MAGIC, Shader
 from specprefill_jax.aot.targets import Products, Target
@@ -90,7 +92,7 @@ def compile_audited(text: str, target: Target, name: str) -> Audited:
     if target.device.driver != "vulkan":
         return Audited(compile_module(text, target.flags, name), 0, 0, 0, frozenset())
     with tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
-        module = compile_module(text, target.flags, name, phases=Path(folder))
+        module = compile_module(text, target.flags, name, subgroup=target.reduction_size, phases=Path(folder))
         schedule = read_schedule(Path(folder), name)
     return replace(audit(module, target.cooperative, name), schedule=schedule)
 
@@ -102,8 +104,8 @@ def audit(module: bytes, products: Products, name: str) -> Audited:
         products: the cooperative products that the target's devices have.
 
     Raises:
-        CompileError: a product is none of `products` and cannot be repaired, or a shader cannot be read; the
-            message names the shader.
+        CompileError: a product is none of `products` and cannot be repaired, a subgroup may have any size, or
+            a shader cannot be read; the message names the shader.
     """
     archive, repaired_module = zipfile.ZipFile(BytesIO(module)), bytearray(module)
     shaders = total = repaired = 0
@@ -122,7 +124,18 @@ def audit(module: bytes, products: Products, name: str) -> Audited:
         _replace(repaired_module, archive, index, data)
     if not shaders:
         raise CompileError(f"{name}: the audit finds no shader in the module")
+    _check_subgroups(module, name)
     return Audited(bytes(repaired_module), shaders, total, repaired, frozenset(features))
+
+
+def _check_subgroups(module: bytes, name: str) -> None:
+    """Refuse a shader whose result depends on the size of a subgroup, and which does not ask for one."""
+    for kernel in read_executables(module, name):
+        if not kernel.subgroup and kernel.shader.joins_lanes():
+            raise CompileError(
+                f"{name}: {kernel.name} joins the lanes of a subgroup and asks for no size of it: a device "
+                "whose own is another would compute wrong numbers without an error"
+            )
 
 
 def _needed(shader: Shader, name: str) -> set[str]:

@@ -17,6 +17,10 @@ from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.errors import CompileError
 
 TIME_LIMIT_S = 1800
+# IREE 3.13 makes its reductions for subgroups of the target's smallest size and lets the driver choose: RADV
+# then takes 64 lanes where 32 were meant, and a sum has the terms of two. So they are told to ask for it.
+_CONFIGURED = "executable-configurations"
+_REDUCTION = re.compile(r"(spirv_pipeline<SubgroupReduce> workgroup_size = \[[\d, ]*\])(?! subgroup_size)")
 _WITHOUT_CONSTANTS = "--mlir-elide-elementsattrs-if-larger=16"  # of printed text only
 # A loop as such, or the branches that it is lowered to.
 _LOOP = re.compile(r"\b(?:scf\.(?:for|while|forall)|cf\.(?:br|cond_br|switch))\b")
@@ -27,18 +31,25 @@ def compile_module(
     flags: Sequence[str],
     name: str,
     *,
+    subgroup: int | None = None,
     phases: Path | None = None,
     time_limit_s: int = TIME_LIMIT_S,
 ) -> bytes:
     """The module's bytes, unaudited (see `audit.py`). Through stdin: they do not depend on a file's name.
 
     Args:
+        subgroup: lanes of a subgroup, which shaders that reduce over them then ask the driver for. None: they
+            ask for nothing.
         phases: a folder that the program is written to as it stands after each phase of the compiler, large
             constants left out (see `schedule.py`). The module's bytes stay the same.
 
     Raises:
         CompileError: the compiler refuses the program, or does not end within the limit; names `name`.
     """
+    if subgroup is not None:
+        configured = _run(text, (*flags, f"--compile-to={_CONFIGURED}"), name, time_limit_s).decode()
+        text = _REDUCTION.sub(rf"\1 subgroup_size = {subgroup}", configured)
+        flags = (*flags, f"--compile-from={_CONFIGURED}")
     printing = (_WITHOUT_CONSTANTS, f"--dump-compilation-phases-to={phases}") if phases is not None else ()
     return _run(text, flags, name, time_limit_s, printing)
 

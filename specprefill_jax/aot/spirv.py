@@ -16,6 +16,7 @@ _NOP, _NAME, _MEMBER_NAME, _DECORATE, _MEMBER_DECORATE = 0, 5, 6, 71, 72
 _ENTRY_POINT, _CAPABILITY, _TYPE_INT, _TYPE_FLOAT = 15, 17, 21, 22
 _CONVERT = 115
 _TYPE_MATRIX, _PRODUCT = 4456, 4459
+_SUBGROUP_OPERATIONS = range(345, 367)  # OpGroupNonUniformShuffle to OpGroupNonUniformQuadSwap
 _ABOUT_IDS = (_NAME, _MEMBER_NAME, _DECORATE, _MEMBER_DECORATE)
 
 Words = tuple[int, ...]
@@ -82,6 +83,10 @@ class Shader:
             for instruction in self.instructions
             if instruction.opcode == _CAPABILITY and instruction.operands
         )
+
+    def joins_lanes(self) -> bool:
+        """Whether values of a subgroup's lanes meet: what comes out depends on how many they are."""
+        return any(instruction.opcode in _SUBGROUP_OPERATIONS for instruction in self.instructions)
 
     def products(self) -> tuple[Product, ...]:
         """Its cooperative multiply-adds. An operand that is no cooperative matrix has the type "unknown"."""

@@ -45,6 +45,11 @@ class Target:
     proof: Proof
     tuning: Mapping[str, str]
 
+    @property
+    def reduction_size(self) -> int | None:
+        """The lanes of a subgroup that the compiler makes reductions for; None without subgroups."""
+        return min(self.device.subgroup_sizes, default=None)
+
     def number_format(self, asked: str | None) -> str:
         """The matrices' format: the recipe's, or this target's own.
 

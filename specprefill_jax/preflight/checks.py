@@ -45,6 +45,14 @@ def wrong_products(use: Use, entry: str, build: Build) -> str:
     return f"multiplies matrices that the GPU cannot: {', '.join(wrong)}" if wrong else ""
 
 
+def subgroup_of_any_size(use: Use, entry: str, build: Build) -> str:
+    """The shader was made for one size and adds up other lanes in a subgroup of another, without an error."""
+    kernel = use.kernel
+    if not kernel.joins_lanes or kernel.required:
+        return ""
+    return f"joins the lanes of a subgroup and asks for no size of it; the driver takes {kernel.subgroup}"
+
+
 def spills_in_a_loop(use: Use, entry: str, build: Build) -> str:
     """Every turn stores and loads registers."""
     kernel, numbers = use.kernel, use.kernel.statistics
@@ -143,6 +151,7 @@ CHECKS: tuple[tuple[str, str, UseCheck], ...] = (
     (FAIL, "products", wrong_products),
     (FAIL, "spills", spills_in_a_loop),
     (FAIL, "scratch", scratch),
+    (FAIL, "subgroup", subgroup_of_any_size),
     (FAIL, "one lane", one_lane),
     (FAIL, "no WMMA", product_without_matrix_unit),
     (FAIL, "matvec", matvec_in_single_lanes),

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specprefill_jax.aot.executables import Executable
 from specprefill_jax.errors import KernelRefused
-from specprefill_jax.preflight.executables import Executable
 from specprefill_jax.preflight.gpu import Gpu
 from specprefill_jax.preflight.kernel import Statistics
 from specprefill_jax.preflight.mesa import Installed, installed_driver, radv

@@ -26,9 +26,6 @@ _LANE_BUILTINS = (
     29,
     41,
 )  # LocalInvocationId, GlobalInvocationId, LocalInvocationIndex, SubgroupLocal..
-_SUBGROUP_OPERATIONS = range(
-    345, 367
-)  # OpGroupNonUniformShuffle to OpGroupNonUniformQuadSwap: values of lanes meet
 
 
 @dataclass(frozen=True)
@@ -80,6 +77,7 @@ class Kernel:
         product: the product of matrices that it is, if one.
         local: sizes of a workgroup.
         subgroup: lanes of a wave.
+        required: the lanes of a wave that it asks for; 0 where the driver chooses.
         statistics: the driver's.
         program: its instructions.
         wrong_products: cooperative products in it that the target lacks, in words.
@@ -91,6 +89,7 @@ class Kernel:
     product: Product | None
     local: tuple[int, ...]
     subgroup: int
+    required: int
     statistics: Statistics
     program: Loop
     wrong_products: tuple[str, ...]
@@ -191,11 +190,6 @@ def wrong_products(shader: Shader, products: Products) -> tuple[str, ...]:
         if (a, b, result) not in products or c != result
     }
     return tuple(sorted(found))
-
-
-def joins_lanes(shader: Shader) -> bool:
-    """Whether values of a subgroup's lanes meet."""
-    return any(instruction.opcode in _SUBGROUP_OPERATIONS for instruction in shader.instructions)
 
 
 def lanes_differ(shader: Shader) -> bool:

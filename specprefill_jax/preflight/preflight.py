@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from specprefill_jax.aot.executables import Executable, read_executables
 from specprefill_jax.aot.targets import Target, target_for
 from specprefill_jax.artifact.manifest import Manifest, Model
 from specprefill_jax.artifact.schedule import LOADING, Dispatch, Schedule, schedule_name
@@ -13,12 +14,10 @@ from specprefill_jax.artifact.verify import Artifact, verify_files
 from specprefill_jax.errors import ArtifactError, KernelRefused, WrongTarget
 from specprefill_jax.preflight.checks import Build, judge
 from specprefill_jax.preflight.driver import Compiled, Driver
-from specprefill_jax.preflight.executables import Executable, read_executables
 from specprefill_jax.preflight.gpu import Gpu, known_gpu
 from specprefill_jax.preflight.isa import parse
 from specprefill_jax.preflight.kernel import (
     Kernel,
-    joins_lanes,
     lanes_differ,
     local_size,
     product_of,
@@ -140,10 +139,11 @@ def _kernel(executable: Executable, compiled: Compiled, target: Target, name: st
             product=product_of(executable.name),
             local=local_size(shader),
             subgroup=compiled.subgroup,
+            required=executable.subgroup,
             statistics=compiled.statistics,
             program=parse(compiled.assembly),
             wrong_products=wrong_products(shader, target.cooperative),
-            joins_lanes=joins_lanes(shader),
+            joins_lanes=shader.joins_lanes(),
             lanes_differ=lanes_differ(shader),
         )
     except ValueError as error:

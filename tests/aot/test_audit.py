@@ -13,6 +13,7 @@ import pytest
 
 from specprefill_jax.aot.audit import audit, compile_audited
 from specprefill_jax.aot.compiler import compile_module
+from specprefill_jax.aot.executables import read_executables
 from specprefill_jax.aot.export import Shapes, export_module
 from specprefill_jax.aot.lower import Entry, module_text
 from specprefill_jax.aot.recipe import read_recipe
@@ -114,6 +115,34 @@ def test_compiling_for_the_radeon_audits() -> None:
     audited = compile_audited(program("float16"), RADEON, "gemm")
     assert audited.repaired > 0
     assert operand_types(audited.module) == {("f16", "f16", "f32", "f32")}
+
+
+REDUCTION = """
+func.func @sums(%x: tensor<4x2560xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %square = stablehlo.multiply %x, %x : tensor<4x2560xf32>
+  %sum = stablehlo.reduce(%square init: %zero) applies stablehlo.add across dimensions = [1]
+    : (tensor<4x2560xf32>, tensor<f32>) -> tensor<4xf32>
+  return %sum : tensor<4xf32>
+}"""
+
+
+def test_iree_still_leaves_the_size_of_a_subgroup_to_the_driver_and_the_audit_refuses_that() -> None:
+    module = compile_module(REDUCTION, RADEON.flags, "sums")
+    (kernel,) = read_executables(module, "sums")
+    assert (kernel.subgroup, kernel.shader.joins_lanes()) == (0, True)
+    with pytest.raises(
+        CompileError, match=f"sums: {kernel.name} joins the lanes of a subgroup and asks for no"
+    ):
+        audit(module, RADEON.cooperative, "sums")
+
+
+@pytest.mark.parametrize(
+    ("device", "size"), [("radeon-780m", 32), ("rdna2", 32), ("rdna3", 32), ("nvidia", 32)]
+)
+def test_our_reductions_ask_for_the_size_that_they_are_made_for(device: str, size: int) -> None:
+    (kernel,) = read_executables(compile_audited(REDUCTION, target_for(device), "sums").module, "sums")
+    assert (kernel.subgroup, kernel.shader.joins_lanes()) == (size, True)
 
 
 @pytest.mark.parametrize("device", ["radeon-780m", "vulkan"])

@@ -44,6 +44,7 @@ def kernel(name: str = GEMM, assembly: str = WMMA_LOOP, **changes: object) -> Ke
         product=product_of(name),
         local=(64, 2, 1),
         subgroup=32,
+        required=32,
         statistics=Statistics(
             vgprs=128, sgprs=64, spilled_vgprs=0, spilled_sgprs=0, scratch=0, lds=16384, instructions=11
         ),

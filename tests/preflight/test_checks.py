@@ -49,6 +49,12 @@ def test_spills_outside_of_loops_and_lanes_moved_for_another_reason_pass() -> No
     assert found(entry(use(kernel(assembly=in_loop("v_readlane_b32 s1, v31, 0"))))) == []
 
 
+def test_lanes_that_meet_must_be_as_many_as_the_shader_was_made_for() -> None:
+    chosen = kernel(MATVEC, PLAIN_LOOP, required=0, subgroup=64)
+    assert found(entry(use(chosen))) == [(FAIL, "subgroup")]
+    assert found(entry(use(replace(chosen, joins_lanes=False)))) == []
+
+
 def test_a_loop_in_one_lane_fails() -> None:
     alone = kernel("decode_C4096_dispatch_9_reduction_248320", PLAIN_LOOP, local=(1, 1, 1))
     assert found(entry(use(alone, workgroups=1, us=1.0))) == [(FAIL, "one lane")]

@@ -10,10 +10,10 @@ import pytest
 
 from specprefill_jax.aot.audit import audit
 from specprefill_jax.aot.compiler import compile_module
+from specprefill_jax.aot.executables import Executable, read_executables
 from specprefill_jax.aot.targets import target_for
 from specprefill_jax.errors import KernelRefused
 from specprefill_jax.preflight.driver import Driver
-from specprefill_jax.preflight.executables import Executable, read_executables
 from specprefill_jax.preflight.isa import parse
 from tests.preflight.gemm import program
 from tests.preflight.sample import shader

@@ -7,7 +7,6 @@ import pytest
 from specprefill_jax.preflight.cost import Cost
 from specprefill_jax.preflight.kernel import (
     Product,
-    joins_lanes,
     lanes_differ,
     local_size,
     product_of,
@@ -83,8 +82,8 @@ def test_the_workgroup_size_is_read_from_the_shader() -> None:
 
 def test_lanes_that_meet_and_lanes_that_know_themselves() -> None:
     group_add = (350, 1, 5, 6, 0, 7)
-    assert joins_lanes(shader(group_add))
-    assert not joins_lanes(shader((128, 1, 5, 6, 7)))
+    assert shader(group_add).joins_lanes()
+    assert not shader((128, 1, 5, 6, 7)).joins_lanes()
     assert lanes_differ(shader((71, 2, 11, 27)))  # LocalInvocationId
     assert not lanes_differ(shader((71, 2, 11, 26)))  # WorkgroupId
     # A product that all lanes of a subgroup share never asks for a lane's number.

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 
+from specprefill_jax.aot.flatbuffer import Table
 from specprefill_jax.aot.spirv import Shader
 from specprefill_jax.errors import ArtifactError
-from specprefill_jax.preflight.flatbuffer import Table
 
 ENTRY = "_vulkan_spirv_fb.fb"  # how the names of such entries of the module's archive end
 _HEADER, _IDENTIFIER = 64, b"VKE1"

@@ -10,10 +10,10 @@ from functools import cache
 import pytest
 
 from specprefill_jax.aot.compiler import compile_module
+from specprefill_jax.aot.executables import read_executables
+from specprefill_jax.aot.flatbuffer import Table
 from specprefill_jax.aot.targets import target_for
 from specprefill_jax.errors import ArtifactError
-from specprefill_jax.preflight.executables import read_executables
-from specprefill_jax.preflight.flatbuffer import Table
 from specprefill_jax.preflight.kernel import local_size
 from tests.preflight.gemm import program
 
