@@ -60,7 +60,7 @@ def compiled(text: str, target: Target, name: str, passes: str) -> tuple[bytes, 
     """
     with tempfile.TemporaryDirectory(prefix="specprefill-") as folder:
         flag = f"--iree-hal-dump-executable-configurations-to={folder}"
-        module = compile_module(text, (*target.flags, flag), name)
+        module = compile_module(text, (*target.flags, flag), name, subgroup=target.reduction_size)
         configured = [path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("*.mlir"))]
     audited = audit(module, target.cooperative, name)
     before = {kernel.name: kernel.shader.products() for kernel in read_executables(module, name)}

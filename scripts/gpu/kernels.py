@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from true_shapes import PRESETS, presets, say
@@ -21,9 +21,6 @@ from gpu.facts import Described, NotKnown, Product, describe, open_target
 from gpu.plan import Plan
 from gpu.record import Check
 from specprefill_jax.runtime.device import Device
-
-if TYPE_CHECKING:
-    from specprefill_jax.aot.executables import Executable
 
 LIST = "kernels.json"
 # Norm of the difference from the product in f64, in units of that product's. Sums in f32 of 9,216 terms at
@@ -42,9 +39,7 @@ class Kernel:
     Attributes:
         left, right: shapes of the operands, f16.
         equation: which axes they share.
-        subgroups: sizes that its shaders need, whether they require them or only rely on them.
-        unasked: of these, one that a shader relies on without requiring it; 0 where there is none. A driver
-            that can choose may then choose another, and the result is wrong.
+        subgroups: sizes that its shaders ask for.
         types: of its cooperative products; empty where it has none.
         repaired: cooperative products whose operands the audit put right.
     """
@@ -54,7 +49,6 @@ class Kernel:
     right: tuple[int, ...]
     equation: str
     subgroups: tuple[int, ...] = ()
-    unasked: int = 0
     types: tuple[str, ...] = ()
     repaired: int = 0
 
@@ -119,27 +113,16 @@ def build_kernels(plan: Plan, folder: Path) -> None:
         executables = read_executables(audited.module, kernel.name)
         types = {product.types for one in executables for product in one.shader.products()}
         assert len(types) <= 1, "one product in one module"
-        unasked = max((relied_on(one, target.device.subgroup_sizes) for one in executables), default=0)
         (folder / kernel.file).write_bytes(audited.module)
         built.append(
             {
                 **asdict(kernel),
-                "subgroups": sorted({unasked, *(one.subgroup for one in executables)} - {0}),
-                "unasked": unasked,
+                "subgroups": sorted({one.subgroup for one in executables} - {0}),
                 "types": next((a, b, result) for a, b, _, result in types) if types else (),
                 "repaired": audited.repaired,
             }
         )
     (folder / LIST).write_text(json.dumps(built, indent=1) + "\n", encoding="utf-8")
-
-
-def relied_on(executable: Executable, sizes: Sequence[int]) -> int:
-    """The subgroup size that a shader relies on and does not require, or 0.
-
-    IREE 3.13 makes reductions (SubgroupReduce) for the smallest of the target's sizes, and tells nobody: the
-    shader divides the number of a thread by it.
-    """
-    return 0 if executable.subgroup or not executable.shader.joins_lanes() else min(sizes, default=0)
 
 
 def text_of(kernel: Kernel) -> str:
@@ -194,8 +177,7 @@ def run_kernel(kernel: Kernel, folder: Path, device: Device, described: Describe
         kernel.name,
         difference <= MOST_DIFFERENCE,
         f"differs by {difference:.1e} of its size, {MOST_DIFFERENCE:.0e} is allowed; {product}; "
-        f"{seconds * 1e3:.2f} ms with the call, {speed:.3g} Tflop/s"
-        + (f"; relies on subgroups of {kernel.unasked} without asking for them" if kernel.unasked else ""),
+        f"{seconds * 1e3:.2f} ms with the call, {speed:.3g} Tflop/s",
         difference=difference,
         allowed=MOST_DIFFERENCE,
         ms=seconds * 1e3,
