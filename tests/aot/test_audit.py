@@ -14,14 +14,10 @@ import pytest
 from specprefill_jax.aot.audit import audit, compile_audited
 from specprefill_jax.aot.compiler import compile_module
 from specprefill_jax.aot.executables import read_executables
-from specprefill_jax.aot.export import Shapes, export_module
 from specprefill_jax.aot.lower import Entry, module_text
-from specprefill_jax.aot.recipe import read_recipe
 from specprefill_jax.aot.spirv import Shader
 from specprefill_jax.aot.targets import target_for
-from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.errors import CompileError
-from specprefill_jax.models.config import read_config
 
 RADEON = target_for("radeon-780m")
 F16_TO_F32 = frozenset({("f16", "f16", "f32")})
@@ -150,18 +146,6 @@ def test_f32_modules_have_shaders_and_no_cooperative_products(device: str) -> No
     audited = compile_audited(program("float32"), target_for(device), "gemm")
     assert audited.shaders > 0
     assert audited.products == 0
-
-
-@pytest.mark.parametrize("role", ["draft", "target"])
-def test_the_demo_pair_compiles_for_the_radeon_in_f16(role: str) -> None:
-    """Rows whose mask was computed inside their softmax did not compile for gfx1103."""
-    recipe = read_recipe(embedded("compile/demo.toml"))
-    model = recipe.draft if role == "draft" else recipe.target
-    shapes = Shapes(model.blocks, model.capacities[-1:], model.rows, "f16", None)
-    text = export_module(role, read_config(model.checkpoint), shapes)
-    audited = compile_audited(text, RADEON, role)
-    assert audited.products > 0
-    assert operand_types(audited.module) == {("f16", "f16", "f32", "f32")}
 
 
 def test_a_cpu_module_has_no_shaders() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.aside
+
 ROOT = Path(__file__).parents[2]
 DEVICES = ("cpu-portable", "vulkan", "radeon-780m")
 FILES = {
