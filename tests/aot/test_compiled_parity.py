@@ -53,7 +53,7 @@ LAVAPIPE = (pytest.mark.vulkan, pytest.mark.slow)
     ids="-".join,
     params=[
         ("cpu", "f32"),
-        ("cpu", "bf16"),
+        pytest.param(("cpu", "bf16"), marks=pytest.mark.deep),
         pytest.param(("cpu-portable", "f32"), marks=pytest.mark.deep),
         pytest.param(("vulkan", "f32"), marks=LAVAPIPE),
         pytest.param(("llvmpipe", "f32"), marks=(*LAVAPIPE, pytest.mark.deep)),

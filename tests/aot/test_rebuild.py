@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.aside
+pytestmark = pytest.mark.deep
 
 ROOT = Path(__file__).parents[2]
 DEVICES = ("cpu-portable", "vulkan", "radeon-780m")
