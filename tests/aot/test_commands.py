@@ -74,6 +74,11 @@ CEILINGS = {
 COPY_CEILINGS = {"prefill": 1, "prefill_rows": 1, "decode": 3}
 HEAD_CEILING = 2
 
+# The 4B has the same programs in other sizes, and takes as long to compile.
+MARKS = {"0.8b": (), "4b": (pytest.mark.deep,)}
+NAMES = [pytest.param(name, marks=MARKS[name]) for name in MODELS]
+KINDS = [pytest.param(name, kind, marks=MARKS[name]) for name, kind in CEILINGS]
+
 Counts = Callable[..., dict[str, Commands]]
 
 
@@ -93,25 +98,25 @@ def entry(kind: str) -> str:
     return f"decode_C{CAPACITY}" if kind == "decode" else f"{kind}_T{BLOCK}_C{CAPACITY}"
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_entry_is_counted(name: str, counts: Counts) -> None:
     kinds = [kind for model, kind in CEILINGS if model == name]
     assert counts(name).keys() == {*map(entry, kinds), "head"}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_call_is_one_submission_without_staging_or_waits(name: str, counts: Counts) -> None:
     for function, commands in counts(name).items():
         got = (commands.submissions, commands.staging, commands.waits)
         assert got == (1, 0, 0), function
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_loop_over_layers_tokens_or_chunks_is_left_to_the_host(name: str, counts: Counts) -> None:
     assert {function: commands.loops for function, commands in counts(name).items() if commands.loops} == {}
 
 
-@pytest.mark.parametrize(("name", "kind"), CEILINGS)
+@pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_dispatches_per_layer_stay_below_the_ceiling(name: str, kind: str, counts: Counts) -> None:
     two, three = (counts(name, groups)[entry(kind)].dispatches for groups in (2, 3))
     assert three - two > len(GROUP), "fewer kernels than layers: nothing was counted"
@@ -122,7 +127,7 @@ def test_dispatches_per_layer_stay_below_the_ceiling(name: str, kind: str, count
     assert copies <= COPY_CEILINGS[kind] * 2 * len(GROUP)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_head_is_its_product_and_a_conversion(name: str, counts: Counts) -> None:
     assert 1 <= counts(name)["head"].dispatches <= HEAD_CEILING
 
