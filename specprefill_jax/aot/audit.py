@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 
 from specprefill_jax.aot.compiler import compile_module
-from specprefill_jax.aot.executables import read_executables
+from specprefill_jax.aot.executables import ENTRY, read_executables
 from specprefill_jax.aot.schedule import read_schedule
 from specprefill_jax.aot.spirv import MAGIC, Shader
 from specprefill_jax.aot.targets import Products, Target
@@ -111,12 +111,12 @@ def audit(module: bytes, products: Products, name: str) -> Audited:
     shaders = total = repaired = 0
     features: set[str] = set()
     for index, entry in enumerate(archive.infolist()):
-        if not entry.filename.endswith("_vulkan_spirv_fb.fb"):
+        if not entry.filename.endswith(ENTRY):
             continue
         data = archive.read(entry)
         for start, shader in _find_shaders(data, f"{name}: {entry.filename}"):
             features |= _needed(shader, name)
-            faults = len(_wrong(shader, products))
+            faults = len(shader.products_beside(products))
             if faults:
                 fixed = _repaired(shader, products, name).to_bytes()
                 data = data[:start] + fixed + data[start + len(fixed) :]
@@ -152,8 +152,8 @@ def _needed(shader: Shader, name: str) -> set[str]:
 def _repaired(shader: Shader, products: Products, name: str) -> Shader:
     """The shader, its products among `products`."""
     fixed = shader.without_conversions()
-    if _wrong(fixed, products):
-        a, b, c, result = _wrong(shader, products)[0]
+    if fixed.products_beside(products):
+        a, b, c, result = shader.products_beside(products)[0]
         known = ", ".join(f"{a} x {b} -> {result}" for a, b, result in sorted(products)) or "none"
         raise CompileError(
             f"{name}: {shader.name} multiplies cooperative matrices {a} x {b} + {c} -> {result}, but the "
@@ -161,15 +161,6 @@ def _repaired(shader: Shader, products: Products, name: str) -> Shader:
             "and no repair is known. Build the model with another `numerics`"
         )
     return fixed
-
-
-def _wrong(shader: Shader, products: Products) -> list[tuple[str, ...]]:
-    """Element types of the products (a, b, c, result) that the target lacks."""
-    return [
-        types
-        for types in (product.types for product in shader.products())
-        if (*types[:2], types[3]) not in products or types[2] != types[3]
-    ]
 
 
 def _find_shaders(data: bytes, name: str) -> list[tuple[int, Shader]]:

@@ -99,17 +99,25 @@ def _bytes(tensor: str) -> int:
     return math.prod(map(int, sizes)) * max(8, bits) // 8
 
 
-def _buffers(lines: Iterator[str]) -> dict[str, tuple[int, ...]]:
-    """Bytes of each buffer that an entry allocates."""
+def _commands(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, int], str]]:
+    """Lines of the commands, each with the entry that submits it and the constants known there."""
     entry, constants = LOADING, dict[str, int]()
-    buffers: dict[str, tuple[int, ...]] = {}
     for line in lines:
         if found := _FUNCTION.match(line):
-            entry = found["name"] or LOADING
+            memoized = _MEMOIZED.fullmatch(found["name"] or "")
+            entry = memoized[1] if memoized else found["name"] or LOADING
             constants.clear()
         elif found := _CONSTANT.search(line):
             constants[found[1]] = int(found[2])
-        elif found := _ALLOCATED.search(line):
+        else:
+            yield entry, constants, line
+
+
+def _buffers(lines: Iterator[str]) -> dict[str, tuple[int, ...]]:
+    """Bytes of each buffer that an entry allocates."""
+    buffers: dict[str, tuple[int, ...]] = {}
+    for entry, constants, line in _commands(lines):
+        if found := _ALLOCATED.search(line):
             buffers[entry] = (*buffers.get(entry, ()), constants[found[1]])
         elif "hal.device.queue.alloca" in line:
             raise ValueError(f"a buffer of another form: {line.strip()[:80]}")
@@ -118,17 +126,11 @@ def _buffers(lines: Iterator[str]) -> dict[str, tuple[int, ...]]:
 
 def _dispatches(lines: Iterator[str]) -> Iterator[tuple[str, _Key]]:
     """Each dispatch of the commands, and the entry that submits it."""
-    entry, constants, kernels = LOADING, dict[str, int](), dict[str, str]()
+    kernels: dict[str, str] = {}
     dispatch: tuple[str, tuple[int, ...]] | None = None
     bindings: list[tuple[str, int]] = []
-    for line in lines:
-        if found := _FUNCTION.match(line):
-            memoized = _MEMOIZED.fullmatch(found["name"] or "")
-            entry = memoized[1] if memoized else found["name"] or LOADING
-            constants.clear()
-        elif found := _CONSTANT.search(line):
-            constants[found[1]] = int(found[2])
-        elif found := _LOOK_UP.search(line):
+    for entry, constants, line in _commands(lines):
+        if found := _LOOK_UP.search(line):
             kernels[found[1]] = found[2]
         elif found := _DISPATCH.search(line):
             dispatch = kernels[found[1]], tuple(constants[name] for name in found[2].split(", "))

@@ -116,6 +116,14 @@ class Shader:
             for at, ids in found
         )
 
+    def products_beside(self, known: frozenset[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """Element types (a, b, c, result) of the products that are none of the known (a, b, result)."""
+        return [
+            (a, b, c, result)
+            for a, b, c, result in (product.types for product in self.products())
+            if (a, b, result) not in known or c != result
+        ]
+
     def without_conversions(self) -> Shader:
         """The same shader, its products reading their operands from before a conversion."""
         words = list(self.words)

@@ -184,11 +184,7 @@ def local_size(shader: Shader) -> tuple[int, ...]:
 
 def wrong_products(shader: Shader, products: Products) -> tuple[str, ...]:
     """Cooperative products of a shader that are not among `products`, each kind once."""
-    found = {
-        f"{a} x {b} + {c} -> {result}"
-        for a, b, c, result in (product.types for product in shader.products())
-        if (a, b, result) not in products or c != result
-    }
+    found = {f"{a} x {b} + {c} -> {result}" for a, b, c, result in shader.products_beside(products)}
     return tuple(sorted(found))
 
 
