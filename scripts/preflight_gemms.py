@@ -16,7 +16,7 @@ from preflight_true_shapes import GPU, TUNED, UNTUNED, builds
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from true_shapes import presets, say
+from true_shapes import PRESETS, presets, say
 
 from specprefill_jax.aot.audit import compile_audited
 from specprefill_jax.aot.executables import read_executables
@@ -33,7 +33,7 @@ from specprefill_jax.preflight.model import Prediction, waves_per_simd
 from specprefill_jax.preflight.preflight import Module, check_module
 from specprefill_jax.preflight.tiles import weight_tiles
 
-MODELS = ("0.8b", "4b")
+MODELS = tuple(PRESETS.values())
 NAMES = {
     TUNED: "ours, tuned",
     UNTUNED: "ours, untuned",

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import re
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from true_shapes import presets, say
+from true_shapes import PRESETS, presets, say
 
 from specprefill_jax.aot.audit import compile_audited
 from specprefill_jax.aot.export import Shapes, export_module, state_tensors
@@ -23,15 +22,13 @@ from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.artifact.schedule import schedule_name
 from specprefill_jax.cli.kernels import memory, show
 from specprefill_jax.errors import SpecPrefillError
-from specprefill_jax.models.checkpoint import parameter_specs
-from specprefill_jax.models.config import TextConfig
 from specprefill_jax.preflight.driver import Driver
 from specprefill_jax.preflight.gpu import known_gpu
 from specprefill_jax.preflight.preflight import Module, check_module
 from specprefill_jax.preflight.report import FAIL, Entry, Memory, ModuleReport, Report, Use
 
 GPU = "radeon-780m"
-ROLES = {"0.8b": "draft", "4b": "target"}
+ROLES = {preset: role for role, preset in PRESETS.items()}
 ROWS = {"draft": 8, "target": 0}
 TUNED, UNTUNED = "as it ships", "projections untuned"
 # What matches a projection in the tuning library. Products with a batch keep their tiles in both builds:
@@ -144,14 +141,8 @@ def check_model(
         module = Module(role, audited.module, audited.schedule, config.num_hidden_layers, options.numerics)
         say(f"compiling {audited.shaders} kernels with {driver.version}")
         report = check_module(module, known_gpu(GPU), driver)
-        needed = Memory(weights_bytes(config, shapes), state, audited.schedule.most_buffers)
+        needed = Memory(sum(shapes.parameter_bytes(config)), state, audited.schedule.most_buffers)
         yield Built(build, report, needed, audited.repaired, audited.products, seconds)
-
-
-def weights_bytes(config: TextConfig, shapes: Shapes) -> int:
-    """Of the archive's arrays."""
-    stored = (shapes.stored_shape(spec) for spec in parameter_specs(config))
-    return sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in stored)
 
 
 def summary(built: list[Built], block: int) -> Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,7 +20,6 @@ from specprefill_jax.artifact.hashing import describe_files
 from specprefill_jax.artifact.manifest import SCHEMA, Build, Manifest, Model
 from specprefill_jax.artifact.schedule import schedule_name
 from specprefill_jax.errors import FileMissing, RecipeError
-from specprefill_jax.models.checkpoint import parameter_specs
 from specprefill_jax.models.config import TextConfig, read_config
 from specprefill_jax.models.layers import POSITIONS
 
@@ -124,14 +122,8 @@ def _build_model(
         blocks=tuple(model.blocks),
         capacities=tuple(model.capacities),
         state=state_tensors(config, shapes.numerics),
-        largest_parameter=_largest_parameter(config, shapes),
+        largest_parameter=max(shapes.parameter_bytes(config)),
         largest_buffer=audited.schedule.largest_buffer if audited.schedule else 0,
         self_test=f"{role}.self_test.json",
     )
     return described, text, audited.features
-
-
-def _largest_parameter(config: TextConfig, shapes: Shapes) -> int:
-    """Bytes of the largest weight in the archive."""
-    stored = (shapes.stored_shape(spec) for spec in parameter_specs(config))
-    return max(math.prod(weight.shape) * weight.dtype.itemsize for weight in stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,11 @@ class Shapes:
         if self.tile is not None and spec.kind == "matrix":
             shape = self.tile.tiled_shape(*shape)
         return jax.ShapeDtypeStruct(shape, spec.dtype(DTYPES[self.numerics]))
+
+    def parameter_bytes(self, config: TextConfig) -> list[int]:
+        """Sizes of all parameters in the archive."""
+        stored = map(self.stored_shape, parameter_specs(config))
+        return [math.prod(weight.shape) * weight.dtype.itemsize for weight in stored]
 
 
 def export_module(name: str, config: TextConfig, shapes: Shapes) -> str:

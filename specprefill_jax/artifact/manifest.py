@@ -173,11 +173,7 @@ class Manifest:
                 f"{directory} is not an artifact: it has no {MANIFEST_NAME}. "
                 "`specprefill compile RECIPE` writes an artifact."
             )
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
-            raise ArtifactError(f"{path} cannot be read as JSON: {error}") from error
-        return cls.from_json(document, str(path))
+        return cls.from_json(strict.read_json(path), str(path))
 
     @classmethod
     def from_json(cls, document: object, where: str = MANIFEST_NAME) -> "Manifest":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from specprefill_jax.artifact import strict
-from specprefill_jax.errors import ArtifactError, FileMissing
+from specprefill_jax.errors import FileMissing
 
 LOADING = "(load)"  # in place of an entry: what is dispatched once, when the module is loaded
 
@@ -79,11 +79,7 @@ class Schedule:
                 f"no {path.name} in {path.parent}: it says which kernels an entry dispatches, and comes with "
                 "an artifact that this version of `specprefill compile` builds for a GPU. Build it again"
             )
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ArtifactError(f"{path} cannot be read as JSON: {error}") from error
-        return strict.decode(cls, document, str(path))
+        return strict.decode(cls, strict.read_json(path), str(path))
 
 
 def schedule_name(role: str) -> str:

@@ -89,11 +89,7 @@ class SelfTest:
         Raises:
             ArtifactError: it is not such a file, or of another model.
         """
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ArtifactError(f"{path} cannot be read as JSON: {error}") from error
-        test = strict.decode(cls, document, path.name)
+        test = strict.decode(cls, strict.read_json(path), path.name)
         fault = test._fault(model)
         if fault:
             raise ArtifactError(f"{path} is no self-test of its model: {fault}")

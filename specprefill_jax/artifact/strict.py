@@ -1,14 +1,28 @@
 """Parsed JSON to frozen dataclasses: every field present, none unknown, every value of its declared type."""
 
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from specprefill_jax.errors import ArtifactError
 
 Record = TypeVar("Record")
+
+
+def read_json(path: Path) -> object:
+    """The JSON of a file.
+
+    Raises:
+        ArtifactError: it cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def decode(kind: type[Record], value: object, where: str) -> Record:
