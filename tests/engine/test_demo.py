@@ -60,7 +60,7 @@ def test_loading_tells_how_far_it_has_come(demo: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     heard: list[tuple[str, int, int]] = []
     for _ in range(2):
-        Engine.load(demo, "cpu", watch=lambda *what: heard.append(what))
+        Engine.load(demo, watch=lambda *what: heard.append(what))
     size = sum(path.stat().st_size for path in demo.iterdir() if path.name != "manifest.json")
     draft, target = ([("test", done, total) for done in range(1, total + 1)] for total in (6, 4))
     first, second = (at for at, what in enumerate(heard) if what == ("check", size, size))
@@ -233,7 +233,7 @@ def test_run_without_an_artifact_uses_the_compiled_demo_pair(
     demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(load, "demo_artifact", lambda device: demo)
-    assert main(["run", *arguments_of_the_example()]) == 0
+    assert main(["run", "--device", "cpu-portable", *arguments_of_the_example()]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["timings"]["specprefill"] == "active"
     assert document["text"].startswith(" Golaga.")

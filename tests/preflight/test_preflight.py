@@ -26,7 +26,6 @@ from specprefill_jax.preflight.report import FAIL, Prompt, Report
 from tests.preflight.gemm import program
 from tests.preflight.sample import GPU
 
-Demo = Callable[[str], Path]
 Gemm = Callable[[str], Module]
 
 
@@ -57,12 +56,12 @@ def test_the_demo_pair_passes(report: Report) -> None:
     assert not report.failed
 
 
-def test_every_entry_is_reported_with_all_that_it_dispatches(report: Report, demo_artifact: Demo) -> None:
+def test_every_entry_is_reported_with_all_that_it_dispatches(report: Report, demo: Path) -> None:
     for module in report.modules:
-        schedule = Schedule.read(demo_artifact("f16") / schedule_name(module.role))
+        schedule = Schedule.read(demo / schedule_name(module.role))
         expected = {name: sum(d.count for d in entry) for name, entry in schedule.entries.items()}
         assert {entry.name: entry.dispatches for entry in module.entries} == expected
-        model = Manifest.read(demo_artifact("f16")).models[module.role]
+        model = Manifest.read(demo).models[module.role]
         (capacity,) = model.capacities
         called = {f"prefill_T256_C{capacity}", f"decode_C{capacity}", "head"}
         called |= {f"prefill_rows_T256_C{capacity}"} if model.rows else set()
@@ -92,16 +91,14 @@ def test_a_prompt_takes_its_blocks(report: Report) -> None:
     assert target.us == pytest.approx(4 * entries["target"]["prefill_T256_C4608"])
 
 
-def test_a_prompt_that_no_cache_holds_has_no_time(report: Report, demo_artifact: Demo) -> None:
-    model = Manifest.read(demo_artifact("f16")).models["draft"]
+def test_a_prompt_that_no_cache_holds_has_no_time(report: Report, demo: Path) -> None:
+    model = Manifest.read(demo).models["draft"]
     assert prompt_time(model, report.modules[0], 4608).us is not None
     assert prompt_time(model, report.modules[0], 4609) == Prompt(4609, {}, None)
 
 
-def test_the_memory_is_that_of_the_weights_the_states_and_one_call(
-    report: Report, demo_artifact: Demo
-) -> None:
-    manifest = Manifest.read(demo_artifact("f16"))
+def test_the_memory_is_that_of_the_weights_the_states_and_one_call(report: Report, demo: Path) -> None:
+    manifest = Manifest.read(demo)
     archives = sum(manifest.files[model.parameters].bytes for model in manifest.models.values())
     states = sum(model.state_bytes(4608) for model in manifest.models.values())
     calls = [memory.call for memory in report.memory.values()]
@@ -169,8 +166,8 @@ def test_a_schedule_of_another_build_is_refused(gemm: Gemm, driver: Driver) -> N
 
 
 @pytest.fixture
-def copied(demo_artifact: Demo, tmp_path: Path) -> Path:
-    return shutil.copytree(demo_artifact("f16"), tmp_path / "copied")
+def copied(demo: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(demo, tmp_path / "copied")
 
 
 def test_a_changed_module_or_schedule_is_refused(copied: Path) -> None:
@@ -220,10 +217,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_people_get_tables_and_the_weights_are_not_needed(
-    demo_artifact: Demo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ignored = shutil.ignore_patterns("*.irpa")
-    artifact = shutil.copytree(demo_artifact("f16"), tmp_path / "light", ignore=ignored)
+    artifact = shutil.copytree(demo, tmp_path / "light", ignore=ignored)
     status, out, _ = run(capsys, str(artifact), "--tokens", "1000", "--kernels", "3")
     failed = "FAIL" in out
     assert status == int(failed)
