@@ -7,9 +7,11 @@ names and defaults of the SpecPrefill guide, v3.1; only SP_POOL is ours.
 import difflib
 import logging
 import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -96,6 +98,26 @@ def _odd_or_zero() -> Kind:
     return Kind(read, "0 (no pooling) or an odd number of tokens")
 
 
+def _byte_count() -> Kind:
+    """Powers of 1000 (16G, 16GB) as makers of memory count it, powers of 1024 (16GiB) as drivers do."""
+    written = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", re.IGNORECASE)
+
+    def read(raw: Any) -> int:
+        found = written.fullmatch(str(raw).strip())
+        if found is None or isinstance(raw, bool | float):
+            raise ValueError
+        number, letter, binary = found.groups()
+        power = "kmgt".index(letter.lower()) + 1 if letter else 0
+        size = int(Decimal(number) * (1024 if binary else 1000) ** power)
+        if size == 0:
+            raise ValueError
+        return size
+
+    return Kind(
+        read, "a size above 0: bytes, or like 16G (16 * 1000^3 bytes), 11.5GiB (11.5 * 1024^3) or 800M"
+    )
+
+
 def _choice(*names: str) -> Kind:
     def read(raw: Any) -> str:
         if raw not in names:
@@ -142,6 +164,12 @@ class Settings:
     )
     minimum_tokens: int | None = _knob(
         None, _unset_or(_whole(0)), None, "prompts of fewer tokens run dense (default: the artifact's)"
+    )
+    memory: int | None = _knob(
+        None,
+        _unset_or(_byte_count()),
+        None,
+        "most device memory to take: 16G = 16 * 1000^3 bytes, 16GiB = 16 * 1024^3 (default: no limit known)",
     )
 
     lookahead: int = _knob(2, _whole(0), "SP_LOOKAHEAD", "greedy draft steps that score the prompt too")

@@ -30,6 +30,9 @@ GUIDE_DEFAULTS = {
     "SP_POOL": 13,
 }
 
+SIZES = "a size above 0: bytes, or like 16G (16 * 1000^3 bytes), 11.5GiB (11.5 * 1024^3) or 800M"
+BAD_SIZES = ("0", "0.5", "-1", "16X", "16iB", "G", "1e9", "16 G B", "1,5G", 1.5e9, True, [16])
+
 
 @pytest.fixture
 def toml(tmp_path: Path) -> Callable[[str], Path]:
@@ -91,6 +94,32 @@ def test_text_becomes_the_knobs_type():
     assert settings.chunk == 8
 
 
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        ("16G", 16_000_000_000),
+        ("16GB", 16_000_000_000),
+        ("16GiB", 17_179_869_184),
+        ("11.5GiB", 12_348_030_976),
+        ("0.7 gib", 751_619_276),
+        ("800M", 800_000_000),
+        ("64k", 64_000),
+        ("1T", 10**12),
+        ("123456", 123_456),
+        ("123456b", 123_456),
+        (" 16g ", 16_000_000_000),
+        (123_456, 123_456),
+    ],
+)
+def test_memory_is_read_in_powers_of_1000_or_1024_as_written(written: str | int, size: int):
+    assert Settings.resolve({"memory": written}).memory == size
+
+
+def test_no_memory_limit_is_known_unless_it_is_set(toml: Callable[[str], Path]):
+    assert Settings().memory is None
+    assert Settings.resolve(file=toml('memory = "15GiB"\n')).memory == 15 * 2**30
+
+
 def test_a_file_sets_every_kind_of_value(toml: Callable[[str], Path]):
     file = toml('mode = "sparse"\nenabled = false\nkeep = 1\nminimum_tokens = 0\nseed = 7\n')
     settings = Settings.resolve(file=file)
@@ -135,6 +164,7 @@ def test_a_file_sets_every_kind_of_value(toml: Callable[[str], Path]):
         ("top_p", "0", "top_p must be a number above 0, at most 1"),
         ("min_p", "2", "min_p must be a number from 0 to 1"),
         ("minimum_tokens", "-1", "minimum_tokens must be a whole number, 0 or more"),
+        *(("memory", value, f"memory must be {SIZES}") for value in BAD_SIZES),
         ("seed", "x", "seed must be a whole number, 0 or more"),
         ("max_tokens", "0", "max_tokens must be a whole number, 1 or more"),
     ],

@@ -24,7 +24,7 @@ SELECTING = (
     "boost_last_mult",
     "boost_last_n",
 )
-THRESHOLDS = ("mode", "minimum_tokens")
+THRESHOLDS = ("mode", "minimum_tokens", "memory")
 ANSWERING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
 DRAWING = ("top_k", "top_p", "min_p", "seed")
 
@@ -51,9 +51,8 @@ def add_knobs(parser: argparse.ArgumentParser, title: str, names: Iterable[str])
     for name in names:
         knob = knobs()[name]
         words = knob.help.replace("%", "%%") + (f" [{knob.env}]" if knob.env else "")
-        choices = knob.kind.limits.removeprefix("one of ").replace(", ", "|")
-        metavar = choices if choices != knob.kind.limits else "X"
-        group.add_argument("--" + name.replace("_", "-"), dest=name, metavar=metavar, help=words)
+        choices = knob.kind.limits.partition("one of ")[2].replace(", ", "|")
+        group.add_argument("--" + name.replace("_", "-"), dest=name, metavar=choices or "X", help=words)
 
 
 def read_settings(options: argparse.Namespace) -> Settings:
