@@ -85,6 +85,10 @@ class PromptTooLong(SpecPrefillError):
     """The tokens of a request do not fit the largest compiled cache capacity."""
 
 
+class MemoryTooSmall(SpecPrefillError):
+    """No way to answer a request fits the memory that it may take; the message has the sum, part by part."""
+
+
 class TemplateError(SpecPrefillError):
     """The chat template is invalid, or cannot render the messages it was given."""
 

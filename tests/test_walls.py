@@ -19,8 +19,9 @@ SERVE = SETTINGS | {"artifact"}
 PARTS = {"runtime", "scoring", "selection", "policy", "sampling", "chat"}
 COMPILE = {"models", "formats", "artifact", "errors"}
 
-# room -> the rooms it may import. Every edge goes to a lower floor, but for the checkpoint table, and for
-# what preflight must know as the compiler's side does: a shader's words, the products that a target has.
+# room -> the rooms it may import. Every edge goes to a lower floor, but for the checkpoint table, for what
+# preflight must know as the compiler's side does (a shader's words, the products that a target has), and for
+# the memory plan, which asks scoring and selection what they will read and keep.
 FLOORS: dict[str, set[str]] = {
     "errors": set(),
     "settings": {"errors"},
@@ -29,7 +30,7 @@ FLOORS: dict[str, set[str]] = {
     "runtime": SERVE,
     "scoring": SETTINGS,
     "selection": SETTINGS,
-    "policy": SETTINGS,
+    "policy": SERVE | {"scoring", "selection"},
     "sampling": SETTINGS,
     "chat": SERVE,
     "engine": SERVE | PARTS,

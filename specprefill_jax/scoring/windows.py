@@ -23,13 +23,18 @@ class Window(NamedTuple):
     keep_end: int
 
 
+def attention_bytes(ctx: int, tokens: int, heads: int) -> int:
+    """Bytes of one layer's float32 attention matrix [heads, tokens, ctx], where all of it is materialized."""
+    return ctx * tokens * heads * 4
+
+
 def auto_window(ctx: int, heads: int) -> int:
     """Window size in tokens for a draft context of `ctx` slots and `heads` query heads.
 
     The largest whose float32 attention probabilities [heads, window, ctx] fit `ATTENTION_BYTES`, within the
     guide's clamps. `ctx` is at least 640, which `Settings` ensures.
     """
-    fitting = min(ctx - 512, ATTENTION_BYTES // (ctx * heads * 4))
+    fitting = min(ctx - 512, ATTENTION_BYTES // attention_bytes(ctx, 1, heads))
     return min(max(fitting, SMALLEST_WINDOW), ctx - WINDOW_MARGIN)
 
 
