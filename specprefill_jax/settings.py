@@ -347,8 +347,9 @@ def _suggestion(name: str, known: Mapping[str, object]) -> str:
 
 def _warn_of_idle_knobs(settings: Settings) -> None:
     """A knob that was set but cannot act is said aloud, so that nobody tunes it in vain."""
-    later = "break-even comes with a later version"
-    idle = {"break_even": later, "spec_throughput": later, "break_even_safety": later}
+    idle = {}
+    if not settings.break_even:
+        idle |= dict.fromkeys(("spec_throughput", "break_even_safety"), "break_even is off")
     if settings.selection == "mass" and settings.keep_fraction < 1:
         idle["keep"] = "selection is by mass"
     if settings.selection == "chunk":

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specprefill_jax.artifact.manifest import MANIFEST_NAME, FileEntry
+from specprefill_jax.artifact.rates import RATES_NAME
 
 # Large enough that hashing is not bound by calls, small enough that progress moves several times a second.
 _PIECE_BYTES = 8 << 20
@@ -22,10 +23,13 @@ def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
 
 
 def describe_files(directory: Path) -> dict[str, FileEntry]:
-    """An entry for every file below `directory` but the manifest, sorted by name: the manifest's `files`."""
+    """An entry for every file below `directory`, sorted by name: the manifest's `files`.
+
+    The manifest itself is none of them, nor are rates, which come and go.
+    """
     names = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
     return {
         name: FileEntry(sha256_of(path), path.stat().st_size)
         for name, path in sorted(names.items())
-        if name != MANIFEST_NAME
+        if name not in (MANIFEST_NAME, RATES_NAME)
     }

@@ -20,6 +20,7 @@ NAMES = {
     "check": "Checking files (bytes)",
     "load": "Loading the models",
     "test": "Testing a model on this device",
+    "measure": "Measuring the entries of a model",
     "score": "Scoring",
     "prefill": "Prefill",
     "decode": "Answering",

@@ -2,5 +2,29 @@
 
 from specprefill_jax.policy.decision import Decision, Status, decide
 from specprefill_jax.policy.memory import MemoryPlan, Way, plan_memory, require_memory
+from specprefill_jax.policy.pace import (
+    DRAFT_TOKENS_PER_S,
+    TARGET_TOKENS_PER_S,
+    Estimate,
+    KeptFractions,
+    Known,
+    Pace,
+    break_even,
+)
 
-__all__ = ["Decision", "MemoryPlan", "Status", "Way", "decide", "plan_memory", "require_memory"]
+__all__ = [
+    "DRAFT_TOKENS_PER_S",
+    "TARGET_TOKENS_PER_S",
+    "Decision",
+    "Estimate",
+    "KeptFractions",
+    "Known",
+    "MemoryPlan",
+    "Pace",
+    "Status",
+    "Way",
+    "break_even",
+    "decide",
+    "plan_memory",
+    "require_memory",
+]

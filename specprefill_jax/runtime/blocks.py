@@ -19,6 +19,15 @@ class Block:
     slot: int
 
 
+def capacity_for(slots: int, capacities: Sequence[int]) -> int | None:
+    """The smallest compiled capacity of at least `slots` slots; None if none is that large.
+
+    Args:
+        capacities: cache slots C, ascending.
+    """
+    return next((capacity for capacity in capacities if capacity >= slots), None)
+
+
 def plan_blocks(
     tokens: int, *, lengths: Sequence[int], capacity: int, start: int = 0, rows: int = 0
 ) -> tuple[Block, ...]:

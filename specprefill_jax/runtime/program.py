@@ -12,7 +12,7 @@ from specprefill_jax.artifact.manifest import Model
 from specprefill_jax.artifact.self_test import SelfTest
 from specprefill_jax.artifact.verify import Artifact
 from specprefill_jax.errors import ArtifactError, PromptTooLong
-from specprefill_jax.runtime.blocks import plan_blocks
+from specprefill_jax.runtime.blocks import capacity_for, plan_blocks
 from specprefill_jax.runtime.device import Device
 from specprefill_jax.runtime.failure import blames_the_device, device_failed, failing_as
 from specprefill_jax.runtime.proven import is_proven, note_proven
@@ -144,9 +144,9 @@ class Program:
         Raises:
             PromptTooLong: no compiled cache is that large.
         """
-        for capacity in self.model.capacities:
-            if capacity >= slots:
-                return self.state_of_capacity(capacity)
+        capacity = capacity_for(slots, self.model.capacities)
+        if capacity is not None:
+            return self.state_of_capacity(capacity)
         raise PromptTooLong(
             f"{slots} slots are needed, but {self.label} was compiled for {self.largest_capacity} at most: "
             "shorten the prompt, keep less of it, lower --max-tokens, or use an artifact with larger "

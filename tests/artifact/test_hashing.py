@@ -25,8 +25,8 @@ def test_progress_hears_every_byte_of_a_file_longer_than_one_read(tmp_path: Path
     assert len(heard) == 3
 
 
-def test_every_file_but_the_manifest_is_described_in_order(tmp_path: Path):
-    for name in ("b", "manifest.json", "a/c"):
+def test_every_file_but_the_manifest_and_rates_is_described_in_order(tmp_path: Path):
+    for name in ("b", "manifest.json", "rates.json", "a/c"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"abc")

@@ -13,11 +13,11 @@ from tests.cli.conftest import Run
 def test_help_lists_the_commands(specprefill: Run):
     ran = specprefill("--help")
     assert ran.status == 0
-    for verb in ("run", "score", "compile", "plan", "devices"):
+    for verb in ("run", "score", "compile", "tune", "plan", "devices"):
         assert f"\n    {verb} " in ran.out
 
 
-@pytest.mark.parametrize("verb", ["run", "score", "compile", "plan", "devices"])
+@pytest.mark.parametrize("verb", ["run", "score", "compile", "tune", "plan", "devices"])
 def test_each_command_has_help_that_fits_a_screen(specprefill: Run, verb: str):
     ran = specprefill(verb, "--help")
     assert ran.status == 0

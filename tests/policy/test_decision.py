@@ -39,5 +39,15 @@ def test_dense_mode_and_the_switch_disable_it(knobs: dict[str, Any]):
 
 
 def test_statuses_are_the_guides_strings():
-    assert f"{Status.ACTIVE} {Status.KEPT_ALL} {Status.DISABLED}" == "active kept_all disabled"
-    assert Status.SKIPPED_MIN_TOKENS == "skipped_min_tokens"
+    guides = {
+        "active",
+        "skipped_tool_guard",
+        "skipped_break_even",
+        "kept_all",
+        "disabled",
+        "skipped_min_tokens",
+    }
+    ours = {"skipped_insufficient_budget", "failed_dense"}
+    assert {f"{status}" for status in Status} == guides | ours
+    assert Status("skipped_break_even") is Status.SKIPPED_BREAK_EVEN
+    assert Status("skipped_tool_guard") is Status.SKIPPED_TOOL_GUARD

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specprefill_jax.errors import EmptyPrompt, PromptTooLong
-from specprefill_jax.runtime.blocks import Block, plan_blocks
+from specprefill_jax.runtime.blocks import Block, capacity_for, plan_blocks
 
 LENGTHS = (32, 128, 512)
 
@@ -135,3 +135,8 @@ def test_at_most_the_last_two_blocks_hold_padding(request_: Request):
     except PromptTooLong:
         return
     assert all(block.count == block.length for block in plan[:-2])
+
+
+@pytest.mark.parametrize(("slots", "capacity"), [(0, 16), (1, 16), (16, 16), (17, 32), (32, 32), (33, None)])
+def test_the_smallest_cache_that_holds_the_slots_is_taken(slots: int, capacity: int | None):
+    assert capacity_for(slots, (16, 32)) == capacity
