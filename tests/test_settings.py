@@ -31,6 +31,9 @@ GUIDE_DEFAULTS = {
 }
 
 
+ROLES_ALLOWED = "names separated by commas, of system, tools, last_user, user, assistant, tool; or none"
+
+
 @pytest.fixture
 def toml(tmp_path: Path) -> Callable[[str], Path]:
     def write(text: str) -> Path:
@@ -102,6 +105,26 @@ def test_a_file_sets_every_kind_of_value(toml: Callable[[str], Path]):
 
 
 @pytest.mark.parametrize(
+    ("written", "roles"),
+    [
+        ("system,tools", ("system", "tools")),
+        (" user , system ", ("user", "system")),
+        ("tool,tool", ("tool",)),
+        (["assistant"], ("assistant",)),
+        ("none", ()),
+        ("", ()),
+    ],
+)
+def test_roles_are_written_with_commas_or_as_a_list(written: object, roles: tuple[str, ...]):
+    assert Settings.resolve({"pin_roles": written}).pin_roles == roles
+
+
+def test_by_default_system_tools_and_the_last_user_message_are_pinned_and_tools_guarded_by_span():
+    assert Settings().pin_roles == ("system", "tools", "last_user")
+    assert Settings().tool_guard == "spans"
+
+
+@pytest.mark.parametrize(
     ("name", "value", "limits"),
     [
         ("keep", "abc", "keep must be a number from 0 to 1"),
@@ -135,6 +158,11 @@ def test_a_file_sets_every_kind_of_value(toml: Callable[[str], Path]):
         ("top_p", "0", "top_p must be a number above 0, at most 1"),
         ("min_p", "2", "min_p must be a number from 0 to 1"),
         ("minimum_tokens", "-1", "minimum_tokens must be a whole number, 0 or more"),
+        ("tool_guard", "on", "tool_guard must be one of spans, strict, off"),
+        ("pin_roles", "system,admin", f"pin_roles must be {ROLES_ALLOWED}"),
+        ("pin_roles", "system user", f"pin_roles must be {ROLES_ALLOWED}"),
+        ("pin_roles", ["system", 1], f"pin_roles must be {ROLES_ALLOWED}"),
+        ("pin_roles", 1, f"pin_roles must be {ROLES_ALLOWED}"),
         ("seed", "x", "seed must be a whole number, 0 or more"),
         ("max_tokens", "0", "max_tokens must be a whole number, 1 or more"),
     ],

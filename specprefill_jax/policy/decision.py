@@ -13,6 +13,7 @@ class Status(StrEnum):
     KEPT_ALL = "kept_all"
     DISABLED = "disabled"
     SKIPPED_MIN_TOKENS = "skipped_min_tokens"
+    SKIPPED_TOOL_GUARD = "skipped_tool_guard"
     SKIPPED_INSUFFICIENT_BUDGET = "skipped_insufficient_budget"
     FAILED_DENSE = "failed_dense"
 
