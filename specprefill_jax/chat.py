@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+from tokenizers.processors import ByteLevel
 
 from specprefill_jax.errors import ArtifactError, FileMissing, TemplateError
 
@@ -88,6 +89,15 @@ class Chat:
     def encode(self, text: str) -> Int[np.ndarray, "M"]:
         """Tokens of `text` as it stands: control tokens in it become their ids, and none are added."""
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def encode_with_offsets(self, text: str) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "M 2"]]:
+        """Tokens as `encode` gives them, and where in `text` the characters of each start and end.
+
+        The spans follow one another without gaps; tokens that hold parts of one character all have it.
+        """
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        return np.asarray(encoding.ids, dtype=np.int32), offsets
 
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, "N"], *, keep_special: bool = True) -> str:
         """Text of `tokens`; bytes that are no UTF-8 become U+FFFD."""
@@ -166,6 +176,8 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    # As no control tokens are added, all that is left of this step is spaces cut off from tokens' offsets.
+    tokenizer.post_processor = ByteLevel(trim_offsets=False)
     return tokenizer
 
 

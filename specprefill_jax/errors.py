@@ -93,6 +93,10 @@ class TemplateError(SpecPrefillError):
     """The chat template is invalid, or cannot render the messages it was given."""
 
 
+class PinError(SpecPrefillError):
+    """What a caller wants kept is not in the prompt; the message names it and what there is."""
+
+
 class ScoresUnusable(SpecPrefillError):
     """Token importance is not finite, all zero, or constant: it ranks nothing. The request runs dense."""
 

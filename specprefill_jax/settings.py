@@ -25,6 +25,10 @@ SMALLEST_WINDOW = 512
 WINDOW_MARGIN = 128
 """Slots of the draft's context that a window leaves free for lookahead (the guide's upper clamp)."""
 
+ROLES = ("system", "tools", "last_user", "user", "assistant", "tool")
+"""Parts of a conversation that can be pinned: the system part, the tool definitions, the content of the last
+user message, and the contents of all messages of a role."""
+
 
 class Origin(NamedTuple):
     """Where a knob's value came from: the name used there, and the place (empty for a flag)."""
@@ -127,6 +131,19 @@ def _choice(*names: str) -> Kind:
     return Kind(read, "one of " + ", ".join(names))
 
 
+def _roles() -> Kind:
+    def read(raw: Any) -> tuple[str, ...]:
+        written = raw.split(",") if isinstance(raw, str) else list(raw)
+        names = tuple(dict.fromkeys(str(name).strip() for name in written))
+        if names in ((), ("",), ("none",)):
+            return ()
+        if not set(names) <= set(ROLES):
+            raise ValueError
+        return names
+
+    return Kind(read, "names separated by commas, of " + ", ".join(ROLES) + "; or none")
+
+
 def _switch() -> Kind:
     words = {"1": True, "true": True, "on": True, "yes": True}
     words |= {"0": False, "false": False, "off": False, "no": False}
@@ -214,6 +231,19 @@ class Settings:
     boost_first_n: int = _knob(64, _whole(0), "SP_BOOST_FIRST_N", "how many first tokens are boosted")
     boost_last_mult: float = _knob(1.3, _positive(), "SP_BOOST_LAST_MULT", "last tokens' importance factor")
     boost_last_n: int = _knob(128, _whole(0), "SP_BOOST_LAST_N", "how many last tokens are boosted")
+
+    pin_roles: tuple[str, ...] = _knob(
+        ("system", "tools", "last_user"),
+        _roles(),
+        None,
+        "parts of a conversation that are always kept; last_user only if short",
+    )
+    tool_guard: Literal["spans", "strict", "off"] = _knob(
+        "spans",
+        _choice("spans", "strict", "off"),
+        None,
+        "spans keeps system and tools whole, strict runs requests with tools dense",
+    )
 
     break_even: bool = _knob(True, _switch(), "SP_BREAK_EVEN", "run dense where the draft would not pay")
     spec_throughput: float = _knob(0.0, _number(0), "SP_SPEC_THROUGHPUT", "draft tokens/s, 0 = automatic")

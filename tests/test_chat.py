@@ -2,15 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from tokenizers.normalizers import NFC
+from tokenizers.processors import ByteLevel
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from specprefill_jax.chat import Chat, ask_about
 from specprefill_jax.errors import ArtifactError, FileMissing, TemplateError
+from tests.qwen_chat import TEMPLATE, WEATHER, qwen_chat
 
 DEMO = Path(__file__).parent.parent / "artifacts" / "demo"
 TOKENIZER = DEMO / "tokenizer.json"
@@ -73,6 +78,82 @@ def test_messages_that_the_template_refuses_are_named(messages: list[dict], comp
 def test_a_prefix_without_an_answer_to_begin_is_refused() -> None:
     with pytest.raises(TemplateError, match="opens no answer"):
         DEMO_CHAT.render(HELLO, add_generation_prompt=False, prefix="x")
+
+
+# --- Qwen3.5's template
+
+
+STEPS = [
+    {"role": "system", "content": "Be brief.\n"},
+    {"role": "user", "content": [{"type": "text", "text": " Rain in Sobe?"}]},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Ask.",
+        "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Sobe", "days": [1, 2]}}}],
+    },
+    {"role": "tool", "content": "Rain."},
+    {"role": "tool", "content": "More rain."},
+]
+CALL = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nSobe\n</parameter>\n<parameter=days>\n[1, 2]\n"
+    "</parameter>\n</function>\n</tool_call><|im_end|>\n"
+)
+RESPONSES = (
+    "<|im_start|>user\n<tool_response>\nRain.\n</tool_response>\n"
+    "<tool_response>\nMore rain.\n</tool_response><|im_end|>\n"
+)
+ASKED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nRain in Sobe?<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "opening"),
+    [
+        ({}, "<think>\n"),
+        ({"enable_thinking": True}, "<think>\n"),
+        ({"enable_thinking": False}, "<think>\n\n</think>\n\n"),
+    ],
+)
+def test_qwen_thinks_unless_told_not_to(variables: dict[str, object], opening: str) -> None:
+    assert qwen_chat().render(STEPS[:2], variables=variables) == f"{ASKED}<|im_start|>assistant\n{opening}"
+
+
+def test_qwen_sees_the_calls_the_thoughts_and_the_answers_of_tools_of_this_turn() -> None:
+    assert qwen_chat().render(STEPS) == (
+        f"{ASKED}<|im_start|>assistant\n<think>\nAsk.\n</think>\n\n{CALL}{RESPONSES}"
+        "<|im_start|>assistant\n<think>\n"
+    )
+
+
+def test_qwen_forgets_the_thoughts_of_earlier_turns() -> None:
+    text = qwen_chat().render(
+        [*STEPS, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Oh."}]
+    )
+    assert text == (
+        f"{ASKED}<|im_start|>assistant\n{CALL}{RESPONSES}<|im_start|>assistant\nYes.<|im_end|>\n"
+        "<|im_start|>user\nOh.<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    )
+
+
+def test_qwen_reads_tool_definitions_before_the_system_message() -> None:
+    text = qwen_chat().render(STEPS[:2], variables={"tools": [WEATHER]})
+    head, _, rest = text.partition("\n</tools>")
+    assert head.endswith(f"<tools>\n{json.dumps(WEATHER)}")
+    assert rest.partition("</IMPORTANT>")[2].startswith("\n\nBe brief.<|im_end|>\n<|im_start|>user\n")
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize("tools", [None, [WEATHER]])
+def test_qwen_is_rendered_as_by_transformers(thinking: bool, tools: list[Any] | None) -> None:
+    variables = {"enable_thinking": thinking, "tools": tools}
+    (reference,), _ = render_jinja_template(
+        [STEPS],
+        tools,
+        chat_template=TEMPLATE.read_text(),
+        add_generation_prompt=True,
+        enable_thinking=thinking,
+    )
+    assert qwen_chat().render(STEPS, variables=variables) == reference
 
 
 # --- the rules templates are written for
@@ -183,6 +264,39 @@ def test_an_empty_text_has_no_tokens() -> None:
 @given(st.text())
 def test_any_text_comes_back_from_its_tokens(text: str) -> None:
     assert DEMO_CHAT.decode(DEMO_CHAT.encode(text)) == text
+
+
+@pytest.mark.parametrize("normalizer", [None, NFC()], ids=["as_written", "nfc"])
+@given(st.text())
+@settings(deadline=None)
+def test_offsets_of_tokens_cover_the_text_in_order(normalizer: NFC | None, text: str) -> None:
+    chat = Chat.load(TOKENIZER, None, stop_ids=[2])
+    chat.tokenizer.normalizer = normalizer
+    ids, offsets = chat.encode_with_offsets(text)
+    assert ids.tolist() == chat.encode(text).tolist()
+    assert offsets.shape == (ids.size, 2)
+    starts, ends = offsets.T
+    assert (starts < ends).all()
+    assert (np.diff(starts) >= 0).all()
+    assert (np.diff(ends) >= 0).all()
+    assert (starts[1:] <= ends[:-1]).all()
+    if text:
+        assert (starts[0], ends[-1]) == (0, len(text))
+
+
+def test_offsets_count_characters_and_tokens_of_one_character_share_it() -> None:
+    assert DEMO_CHAT.encode_with_offsets("<|im_end|>😀")[1].tolist() == [[0, 10], *[[10, 11]] * 4]
+
+
+def test_a_tokenizer_file_that_trims_offsets_does_not_leave_spaces_out(tmp_path: Path) -> None:
+    codec = Tokenizer.from_file(str(TOKENIZER))
+    codec.post_processor = ByteLevel(trim_offsets=True)
+    codec.save(str(tmp_path / "tokenizer.json"))
+    chat = Chat.load(tmp_path / "tokenizer.json", None, stop_ids=[])
+    for mine, plain in zip(
+        chat.encode_with_offsets("The old \n 0"), DEMO_CHAT.encode_with_offsets("The old \n 0"), strict=True
+    ):
+        np.testing.assert_array_equal(mine, plain)
 
 
 # --- streaming

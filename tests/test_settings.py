@@ -34,6 +34,9 @@ SIZES = "a size above 0: bytes, or like 16G (16 * 1000^3 bytes), 11.5GiB (11.5 *
 BAD_SIZES = ("0", "0.5", "-1", "16X", "16iB", "G", "1e9", "16 G B", "1,5G", 1.5e9, True, [16])
 
 
+ROLES_ALLOWED = "names separated by commas, of system, tools, last_user, user, assistant, tool; or none"
+
+
 @pytest.fixture
 def toml(tmp_path: Path) -> Callable[[str], Path]:
     def write(text: str) -> Path:
@@ -131,6 +134,26 @@ def test_a_file_sets_every_kind_of_value(toml: Callable[[str], Path]):
 
 
 @pytest.mark.parametrize(
+    ("written", "roles"),
+    [
+        ("system,tools", ("system", "tools")),
+        (" user , system ", ("user", "system")),
+        ("tool,tool", ("tool",)),
+        (["assistant"], ("assistant",)),
+        ("none", ()),
+        ("", ()),
+    ],
+)
+def test_roles_are_written_with_commas_or_as_a_list(written: object, roles: tuple[str, ...]):
+    assert Settings.resolve({"pin_roles": written}).pin_roles == roles
+
+
+def test_by_default_system_tools_and_the_last_user_message_are_pinned_and_tools_guarded_by_span():
+    assert Settings().pin_roles == ("system", "tools", "last_user")
+    assert Settings().tool_guard == "spans"
+
+
+@pytest.mark.parametrize(
     ("name", "value", "limits"),
     [
         ("keep", "abc", "keep must be a number from 0 to 1"),
@@ -165,6 +188,11 @@ def test_a_file_sets_every_kind_of_value(toml: Callable[[str], Path]):
         ("min_p", "2", "min_p must be a number from 0 to 1"),
         ("minimum_tokens", "-1", "minimum_tokens must be a whole number, 0 or more"),
         *(("memory", value, f"memory must be {SIZES}") for value in BAD_SIZES),
+        ("tool_guard", "on", "tool_guard must be one of spans, strict, off"),
+        ("pin_roles", "system,admin", f"pin_roles must be {ROLES_ALLOWED}"),
+        ("pin_roles", "system user", f"pin_roles must be {ROLES_ALLOWED}"),
+        ("pin_roles", ["system", 1], f"pin_roles must be {ROLES_ALLOWED}"),
+        ("pin_roles", 1, f"pin_roles must be {ROLES_ALLOWED}"),
         ("seed", "x", "seed must be a whole number, 0 or more"),
         ("max_tokens", "0", "max_tokens must be a whole number, 1 or more"),
     ],

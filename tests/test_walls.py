@@ -16,7 +16,7 @@ PACKAGE = ROOT / "specprefill_jax"
 
 SETTINGS = {"settings", "errors"}
 SERVE = SETTINGS | {"artifact"}
-PARTS = {"runtime", "scoring", "selection", "policy", "sampling", "chat"}
+PARTS = {"runtime", "scoring", "selection", "policy", "sampling", "chat", "outline", "pins"}
 COMPILE = {"models", "formats", "artifact", "errors"}
 
 # room -> the rooms it may import. Every edge goes to a lower floor, but for the checkpoint table, for what
@@ -33,6 +33,8 @@ FLOORS: dict[str, set[str]] = {
     "policy": SERVE | {"scoring", "selection"},
     "sampling": SETTINGS,
     "chat": SERVE,
+    "outline": SETTINGS | {"chat"},
+    "pins": SETTINGS | {"outline"},
     "engine": SERVE | PARTS,
     "session": SERVE | PARTS | {"engine"},
     "server": SETTINGS | {"session", "engine", "report"},

@@ -11,9 +11,11 @@ from specprefill_jax.policy.pace import (
     Pace,
     break_even,
 )
+from specprefill_jax.policy.tool_guard import OPENING_TOKENS, guard, guarded_roles
 
 __all__ = [
     "DRAFT_TOKENS_PER_S",
+    "OPENING_TOKENS",
     "TARGET_TOKENS_PER_S",
     "Decision",
     "Estimate",
@@ -25,6 +27,8 @@ __all__ = [
     "Way",
     "break_even",
     "decide",
+    "guard",
+    "guarded_roles",
     "plan_memory",
     "require_memory",
 ]

@@ -35,7 +35,8 @@ class Selection:
     Attributes:
         kept: Positions, ascending, int32.
         prompt: Tokens of the prompt.
-        forced: How many of the kept tokens were kept whatever their importance.
+        forced: How many of the kept tokens were kept whatever their importance, the pinned ones included.
+        pinned: How many of them the caller asked for.
         mode: How chunks were selected.
         budget: Most tokens that could be kept.
         chunk: Tokens per chunk.
@@ -45,6 +46,7 @@ class Selection:
     kept: Int[np.ndarray, "N"]
     prompt: int
     forced: int
+    pinned: int
     mode: Literal["mass", "chunk"]
     budget: int
     chunk: int
@@ -56,24 +58,29 @@ class Selection:
         return self.kept.size == self.prompt
 
 
-def select(importance: Float[np.ndarray, "M"], settings: Settings) -> Selection:
+def select(
+    importance: Float[np.ndarray, "M"], settings: Settings, pinned: Bool[np.ndarray, "M"] | None = None
+) -> Selection:
     """Keeps the forced tokens and then whole chunks, in order of mean importance (ties: the earlier chunk).
 
     The first chunk that does not fit the budget ends the selection, and so does, in mass mode, the chunk with
     which the ranked chunks reach `cumulative_mass` of all importance. If that is below the minimum, tokens
-    are added in the same order up to it, as far as the budget goes.
+    are added in the same order up to it, as far as the budget goes. Tokens of `pinned` are forced like the
+    first and the last: they are kept, and count against the budget.
 
     Raises:
         ScoresUnusable: the importance is not finite or ranks nothing.
         BudgetTooSmall: the forced tokens leave no room for another.
     """
     tokens = importance.size
-    forced = forced_tokens(tokens, settings.chunk)
+    if pinned is None:
+        pinned = np.zeros(tokens, dtype=bool)
+    forced = forced_tokens(tokens, settings.chunk) | pinned
     if keeps_everything(tokens, settings):
-        return _selection(np.ones(tokens, dtype=bool), forced, settings, tokens, np.zeros(0))
+        return _selection(np.ones(tokens, dtype=bool), forced, pinned, settings, tokens, np.zeros(0))
     _warn_of_cap(tokens, settings)
     budget = token_budget(tokens, settings)
-    _check_room(forced, budget, settings)
+    _check_room(forced, pinned, budget, settings)
     masses = chunk_masses(boost(normalize(importance), settings), settings.chunk)
     means = masses / chunk_sizes(tokens, settings.chunk)
     ranking = np.argsort(-means, kind="stable")
@@ -83,7 +90,7 @@ def select(importance: Float[np.ndarray, "M"], settings: Settings) -> Selection:
     kept = forced.copy()
     _take_chunks(kept, ranking, masses, settings.chunk, budget=budget, enough=enough)
     _fill(kept, ranking, settings.chunk, up_to=min(minimum_kept(tokens), budget))
-    return _selection(kept, forced, settings, budget, means)
+    return _selection(kept, forced, pinned, settings, budget, means)
 
 
 def _take_chunks(
@@ -118,18 +125,29 @@ def _fill(kept: Bool[np.ndarray, "M"], ranking: Int[np.ndarray, "K"], chunk: int
         span[np.flatnonzero(~span)[:room]] = True
 
 
-def _check_room(forced: Bool[np.ndarray, "M"], budget: int, settings: Settings) -> None:
+def _check_room(
+    forced: Bool[np.ndarray, "M"], pinned: Bool[np.ndarray, "M"], budget: int, settings: Settings
+) -> None:
     count = np.count_nonzero(forced)
     if budget <= count and budget < forced.size:
         capped = budget == settings.max_keep
         knob = (
             f"max_keep (SP_MAX_KEEP={budget})" if capped else f"keep (SP_KEEP_PCT={settings.keep_fraction:g})"
         )
+        always, remedies = ["the last chunk"], [f"raise {knob}", f"lower chunk (SP_CHUNK={settings.chunk})"]
+        if pins := np.count_nonzero(pinned):
+            always.append(f"{pins} that are pinned")
+            remedies.append("pin less")
         raise BudgetTooSmall(
-            f"{count} of {forced.size} tokens are always kept (the first {FORCED_FIRST}, the last "
-            f"{FORCED_LAST} and the last chunk), which leaves no room in a budget of {budget}; "
-            f"raise {knob} or lower chunk (SP_CHUNK={settings.chunk})"
+            f"{count} of {forced.size} tokens are always kept ("
+            + _listed([f"the first {FORCED_FIRST}", f"the last {FORCED_LAST}", *always], "and")
+            + f"), which leaves no room in a budget of {budget}; {_listed(remedies, 'or')}"
         )
+
+
+def _listed(items: list[str], last: str) -> str:
+    """`a, b and c`, with `last` for the "and"."""
+    return f"{', '.join(items[:-1])} {last} {items[-1]}"
 
 
 def _warn_of_cap(tokens: int, settings: Settings) -> None:
@@ -147,6 +165,7 @@ def _warn_of_cap(tokens: int, settings: Settings) -> None:
 def _selection(
     kept: Bool[np.ndarray, "M"],
     forced: Bool[np.ndarray, "M"],
+    pinned: Bool[np.ndarray, "M"],
     settings: Settings,
     budget: int,
     chunk_scores: Float[np.ndarray, "K"],
@@ -155,6 +174,7 @@ def _selection(
         kept=np.flatnonzero(kept).astype(np.int32),
         prompt=kept.size,
         forced=int(np.count_nonzero(forced)),
+        pinned=int(np.count_nonzero(pinned)),
         mode=settings.selection,
         budget=budget,
         chunk=settings.chunk,

@@ -28,6 +28,7 @@ def scored(importance: Float[np.ndarray, "8"] | None = None) -> Scored:
             kept=np.array([0, 1, 4, 5], np.int32),
             prompt=8,
             forced=2,
+            pinned=0,
             mode="chunk",
             budget=4,
             chunk=2,
@@ -164,6 +165,6 @@ def test_the_page_tells_counts_windows_and_times():
 
 def test_a_prompt_that_is_kept_whole_has_no_chunk_scores_to_show():
     whole = scored()
-    all_kept = Selection(np.arange(8, dtype=np.int32), 8, 2, "chunk", 8, 2, np.zeros(0))
+    all_kept = Selection(np.arange(8, dtype=np.int32), 8, 2, 0, "chunk", 8, 2, np.zeros(0))
     spans = Page(heat_map(Scored(**{**vars(whole), "selection": all_kept}))).spans
     assert spans[0] == ("If a", "kept h9", "tokens 0-1, chunk 0")

@@ -169,6 +169,60 @@ class TestMass:
         assert selection.kept.tolist() == [0, 1, 2, 3, 40, 41, 42, 203, 204]
 
 
+class TestPins:
+    def test_pinned_tokens_are_kept_and_take_the_place_of_others(self):
+        # Budget 20, 8 forced, 6 pinned (chunk 4 and half of 6): one chunk more fits, that of 9 (3).
+        pinned = np.zeros(40, dtype=bool)
+        pinned[16:20] = pinned[24:26] = True
+        selection = select(MIXED, plain(keep=0.5), pinned)
+        assert selection.kept.tolist() == [*range(4), *range(12, 20), 24, 25, *range(36, 40)]
+        assert (selection.budget, selection.forced, selection.pinned) == (20, 14, 6)
+
+    def test_pinned_tokens_that_are_forced_anyway_cost_nothing(self):
+        pinned = forced_tokens(40, 4)
+        selection = select(MIXED, plain(keep=0.5), pinned)
+        assert kept_chunks(selection) == [0, 3, 5, 7, 9]
+        assert (selection.forced, selection.pinned) == (8, 8)
+
+    def test_the_rest_of_a_chunk_that_is_pinned_in_part_is_cheaper(self):
+        # Budget 16, 8 forced, 3 pinned of the best chunk (3): its last token makes it 12, so 8 (7) fits.
+        pinned = np.zeros(40, dtype=bool)
+        pinned[12:15] = True
+        assert kept_chunks(select(MIXED, plain(keep=0.4), pinned)) == [0, 3, 7, 9]
+
+    def test_in_mass_mode_a_pinned_chunk_counts_when_its_turn_comes(self):
+        # Rank order 10, 4, 3, 2, 1 of 20; 17 reach 0.85, the pinned chunk of 3 among them.
+        importance = by_chunk(0, 10, 4, 3, 2, 1, 0, 0, 0, 0)
+        pinned = by_chunk(0, 0, 0, 1, 0, 0, 0, 0, 1, 0) == 1
+        assert kept_chunks(select(importance, plain(), pinned)) == [0, 1, 2, 3, 8, 9]
+
+    def test_no_pins_change_nothing(self):
+        without, empty = (
+            select(MIXED, plain(keep=0.5)),
+            select(MIXED, plain(keep=0.5), np.zeros(40, dtype=bool)),
+        )
+        np.testing.assert_array_equal(without.kept, empty.kept)
+        np.testing.assert_array_equal(without.chunk_scores, empty.chunk_scores)
+        assert without.pinned == 0
+
+    def test_pins_of_a_prompt_that_is_kept_whole_are_counted(self):
+        selection = select(MIXED, plain(keep=1.0), np.arange(40) < 6)
+        assert selection.kept_all
+        assert (selection.forced, selection.pinned) == (10, 6)
+
+    def test_a_prompt_that_is_pinned_whole_is_kept_whole_where_the_budget_allows(self):
+        assert select(MIXED, plain(), np.ones(40, dtype=bool)).kept_all
+
+    def test_pins_that_leave_no_room_are_refused_with_their_number_and_what_helps(self):
+        with pytest.raises(BudgetTooSmall) as error:
+            select(MIXED, plain(keep=0.3), np.arange(40) < 8)
+        assert str(error.value) == (
+            "12 of 40 tokens are always kept (the first 4, the last 2, the last chunk and 8 that are pinned)"
+            ", which leaves no room in a budget of 12; "
+            "raise keep (SP_KEEP_PCT=0.3), lower chunk (SP_CHUNK=4) or pin less"
+        )
+
+
 class TestBoost:
     def test_a_boosted_chunk_overtakes_a_better_one(self):
         # Chunks of 32. Chunk 1 (tokens 32-63): 0.7 * 1.5 = 1.05; chunk 4: 1. Budget 96: 36 forced, one chunk.
@@ -290,3 +344,33 @@ def test_whatever_the_scores_the_promises_hold(case: tuple[np.ndarray, dict[str,
         whole = np.isin(free // chosen.chunk * chosen.chunk, kept)
         assert whole.all()  # above the minimum, a kept chunk is kept from its first token on
     np.testing.assert_array_equal(select(importance.copy(), Settings(**knobs)).kept, kept)
+
+
+@given(cases(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_pinned_is_kept_within_the_budget(
+    case: tuple[np.ndarray, dict[str, Any]], data: st.DataObject
+):
+    importance, knobs = case
+    chosen = Settings(**knobs)
+    size = importance.size
+    pinned = np.zeros(size, dtype=bool)
+    for _ in range(data.draw(st.integers(0, 3))):
+        start = data.draw(st.integers(0, size - 1))
+        pinned[start : data.draw(st.integers(start + 1, min(size, start + 60)))] = True
+    forced = forced_tokens(size, chosen.chunk) | pinned
+    try:
+        selection = select(importance, chosen, pinned)
+    except BudgetTooSmall:
+        assert token_budget(size, chosen) <= forced.sum()
+        return
+    except ScoresUnusable:
+        assert importance.min() == importance.max()
+        return
+    kept = selection.kept
+    assert np.isin(np.flatnonzero(forced), kept).all()
+    assert kept.size <= selection.budget
+    assert kept.size >= min(minimum_kept(size), selection.budget)
+    assert (selection.forced, selection.pinned) == (forced.sum(), pinned.sum())
+    again = select(importance.copy(), Settings(**knobs), pinned.copy())
+    np.testing.assert_array_equal(again.kept, kept)
