@@ -144,9 +144,26 @@ class Program:
         Raises:
             PromptTooLong: no compiled cache is that large.
         """
+        return self.state_of_capacity(self.capacity_for(slots))
+
+    def grow(self, state: State, slots: int) -> None:
+        """Give `state` the smallest compiled cache of at least `slots` slots; it keeps what it holds.
+
+        Raises:
+            PromptTooLong: no compiled cache is that large.
+            DeviceFailed: the device has no memory for it. The state is not usable then.
+        """
+        state.grow(self.capacity_for(slots))
+
+    def capacity_for(self, slots: int) -> int:
+        """The smallest compiled cache of at least `slots` slots.
+
+        Raises:
+            PromptTooLong: there is none.
+        """
         capacity = capacity_for(slots, self.model.capacities)
         if capacity is not None:
-            return self.state_of_capacity(capacity)
+            return capacity
         raise PromptTooLong(
             f"{slots} slots are needed, but {self.label} was compiled for {self.largest_capacity} at most: "
             "shorten the prompt, keep less of it, lower --max-tokens, or use an artifact with larger "

@@ -24,6 +24,11 @@ class Snapshot:
     buffers: tuple[iree.HalBuffer, ...]
     stale: str | None = None
 
+    @property
+    def bytes(self) -> int:
+        """Device memory it holds."""
+        return sum(buffer.byte_length() for buffer in self.buffers)
+
 
 class State:
     """The state of one sequence at one cache capacity.
@@ -54,6 +59,28 @@ class State:
         self.length = 0
         for snapshot in self._snapshots:
             snapshot.stale = "the state was reset after it"
+
+    def grow(self, capacity: int) -> None:
+        """Move to a larger cache. Everything below `length` stays, and so do snapshots.
+
+        Raises:
+            ValueError: the cache would not become larger.
+            DeviceFailed: the device has no memory for it. The state is not usable then.
+        """
+        if capacity <= self.capacity:
+            raise ValueError(f"a cache of {self.capacity} slots does not grow to {capacity}")
+        views = list(self.views)
+        for i, tensor in enumerate(self._tensors):
+            if tensor.grows:
+                # One by one, so that only one of them is there twice.
+                larger = self._transfer.allocate(tensor.shape_at(capacity), tensor.dtype)
+                self._transfer.zero(
+                    [larger.get_buffer()]
+                )  # masked slots count with weight 0, but must be numbers
+                self._transfer.copy_part(views[i], larger, tensor.shape.index("C"), self.length)
+                views[i] = larger
+                self.views = tuple(views)
+        self.capacity = capacity
 
     def snapshot(self) -> Snapshot:
         """Copy the delta states on the device, to return here with `restore`."""

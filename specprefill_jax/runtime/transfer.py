@@ -111,6 +111,22 @@ class Transfer:
             self._device.queue_copy(source, target, wait_semaphores=wait, signal_semaphores=signal)
         self._finish()
 
+    @failing_as("copying state")
+    def copy_part(
+        self, source: iree.HalBufferView, target: iree.HalBufferView, axis: int, count: int
+    ) -> None:
+        """Copy the first `count` entries along an axis, in which alone the two may differ; on the device."""
+        if count == 0:
+            return
+        outer = math.prod(list(source.shape)[:axis])
+        steps = source.byte_length // outer, target.byte_length // outer
+        length = steps[0] // source.shape[axis] * count
+        commands = iree.HalCommandBuffer(self._device)
+        for i in range(outer):
+            commands.copy(source.get_buffer(), target.get_buffer(), i * steps[0], i * steps[1], length)
+        commands.end()
+        self._execute(commands)
+
     @failing_as("clearing state")
     def zero(self, buffers: Iterable[iree.HalBuffer]) -> None:
         """Fill each buffer with zeros, all in one submission."""

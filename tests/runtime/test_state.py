@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from specprefill_jax.artifact.manifest import StateTensor
+from specprefill_jax.errors import PromptTooLong
 from specprefill_jax.runtime.device import Device
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.state import State
@@ -117,3 +118,61 @@ def test_a_snapshot_of_another_state_is_refused(draft: Program):
     one, two = draft.new_state(16), draft.new_state(16)
     with pytest.raises(ValueError, match="belongs to another state"):
         draft.restore(two, draft.snapshot(one))
+
+
+# --- growing
+
+
+def test_a_state_grows_and_goes_on_as_if_its_cache_had_been_large_from_the_beginning(draft: Program):
+    reference = ToyReference(32)
+    state = draft.new_state(16)
+    draft.prefill(state, ids([5, 6, 7]), ids([0, 1, 2]))
+    reference.read([5, 6, 7], [0, 1, 2])
+    draft.grow(state, 17)
+    assert (state.length, state.capacity) == (3, 32)
+    assert {name: tensor.shape for name, tensor in state.read().items()} == {
+        "layers.0.k": (2, 32, 4),
+        "layers.1.matrix": (4,),
+    }
+    found = draft.prefill(state, ids([4, 3]), ids([5, 8])).hidden
+    np.testing.assert_array_equal(found, reference.read([4, 3], [5, 8]))
+    assert state.bytes == draft.new_state(32).bytes
+
+
+def test_growing_keeps_what_is_below_the_length_and_clears_what_is_above(draft: Program):
+    state = draft.new_state(16)
+    draft.prefill(state, ids([5, 6, 7]), ids([0, 1, 2]))
+    before = state.read()["layers.0.k"]
+    draft.grow(state, 32)
+    after = state.read()["layers.0.k"]
+    np.testing.assert_array_equal(after[:, :3], before[:, :3])
+    assert not after[:, 16:].any()
+
+
+def test_a_snapshot_outlives_growing(draft: Program):
+    state = draft.new_state(16)
+    draft.prefill(state, ids([5, 6, 7]), ids([0, 1, 2]))
+    snapshot = draft.snapshot(state)
+    expected = draft.decode(state, 9, 3).logits
+    draft.grow(state, 32)
+    draft.restore(state, snapshot)
+    np.testing.assert_array_equal(draft.decode(state, 9, 3).logits, expected)
+
+
+def test_an_empty_state_can_grow(draft: Program):
+    state = draft.new_state(16)
+    draft.grow(state, 32)
+    assert (state.length, state.capacity) == (0, 32)
+    assert not any(tensor.any() for tensor in state.read().values())
+
+
+def test_a_cache_does_not_grow_to_what_it_is_or_beyond_what_is_compiled(draft: Program):
+    state = draft.new_state(16)
+    with pytest.raises(ValueError, match="a cache of 16 slots does not grow to 16"):
+        draft.grow(state, 10)
+    with pytest.raises(PromptTooLong, match="33 slots are needed"):
+        draft.grow(state, 33)
+
+
+def test_a_snapshot_takes_the_memory_of_what_does_not_grow(draft: Program):
+    assert draft.snapshot(draft.new_state(16)).bytes == draft.model.state_bytes(0) == 4 * 4
