@@ -1,10 +1,18 @@
 """Selection: from importance per token to the positions that the target reads. Knows no device."""
 
-from specprefill_jax.selection.budget import forced_tokens, keeps_everything, minimum_kept, token_budget
+from specprefill_jax.selection.budget import (
+    forced_tokens,
+    keeps_everything,
+    minimum_kept,
+    token_budget,
+    turn_budget,
+)
 from specprefill_jax.selection.scores import boost, chunk_masses, normalize
-from specprefill_jax.selection.select import Selection, select
+from specprefill_jax.selection.select import NO_HISTORY, History, Selection, select
 
 __all__ = [
+    "NO_HISTORY",
+    "History",
     "Selection",
     "boost",
     "chunk_masses",
@@ -14,4 +22,5 @@ __all__ = [
     "normalize",
     "select",
     "token_budget",
+    "turn_budget",
 ]

@@ -39,6 +39,17 @@ def token_budget(tokens: int, settings: Settings) -> int:
     return min(wanted, settings.max_keep) if settings.max_keep else wanted
 
 
+def turn_budget(tokens: int, before: int, kept_before: int, settings: Settings) -> int:
+    """Most tokens that a turn may keep of the `tokens - before` that are new in a conversation of `tokens`.
+
+    What earlier turns left of the conversation's budget, and at least what the new tokens would have alone;
+    at most `max_keep`, which bounds what is read at once.
+    """
+    new = tokens - before
+    wanted = max(wanted_tokens(tokens, settings) - kept_before, wanted_tokens(new, settings))
+    return min(new, wanted, settings.max_keep or new)
+
+
 def forced_tokens(tokens: int, chunk: int) -> Bool[np.ndarray, "M"]:
     """Mask of the tokens that are always kept: the first 4, the last 2, and the whole last chunk."""
     forced = np.zeros(tokens, dtype=bool)

@@ -15,7 +15,7 @@ from specprefill_jax.selection.budget import (
     forced_tokens,
     keeps_everything,
     minimum_kept,
-    token_budget,
+    turn_budget,
     wanted_tokens,
 )
 from specprefill_jax.selection.scores import boost, chunk_masses, chunk_sizes, normalize
@@ -38,7 +38,7 @@ class Selection:
         forced: How many of the kept tokens were kept whatever their importance, the pinned ones included.
         pinned: How many of them the caller asked for.
         mode: How chunks were selected.
-        budget: Most tokens that could be kept.
+        budget: Most tokens that could be kept, those of earlier turns included.
         chunk: Tokens per chunk.
         chunk_scores: Mean normalized, boosted importance of each chunk; empty where nothing had to be ranked.
     """
@@ -58,8 +58,22 @@ class Selection:
         return self.kept.size == self.prompt
 
 
+@dataclass(frozen=True, eq=False)
+class History:
+    """The first `prompt` tokens of a conversation, of which earlier turns kept exactly `kept` (ascending)."""
+
+    prompt: int
+    kept: Int[np.ndarray, "P"]
+
+
+NO_HISTORY = History(0, np.empty(0, np.int32))
+
+
 def select(
-    importance: Float[np.ndarray, "M"], settings: Settings, pinned: Bool[np.ndarray, "M"] | None = None
+    importance: Float[np.ndarray, "M"],
+    settings: Settings,
+    pinned: Bool[np.ndarray, "M"] | None = None,
+    history: History = NO_HISTORY,
 ) -> Selection:
     """Keeps the forced tokens and then whole chunks, in order of mean importance (ties: the earlier chunk).
 
@@ -68,29 +82,37 @@ def select(
     are added in the same order up to it, as far as the budget goes. Tokens of `pinned` are forced like the
     first and the last: they are kept, and count against the budget.
 
+    Tokens of `history` stay as they were kept. The tokens since are ranked against everything: a chunk of
+    theirs is kept if it ranks that high in the whole conversation. Their budget is what earlier turns left of
+    the conversation's, and at least what they would have had alone.
+
     Raises:
         ScoresUnusable: the importance is not finite or ranks nothing.
         BudgetTooSmall: the forced tokens leave no room for another.
     """
     tokens = importance.size
-    if pinned is None:
-        pinned = np.zeros(tokens, dtype=bool)
-    forced = forced_tokens(tokens, settings.chunk) | pinned
-    if keeps_everything(tokens, settings):
-        return _selection(np.ones(tokens, dtype=bool), forced, pinned, settings, tokens, np.zeros(0))
-    _warn_of_cap(tokens, settings)
-    budget = token_budget(tokens, settings)
-    _check_room(forced, pinned, budget, settings)
+    new = tokens - history.prompt
+    open_ = np.arange(tokens) >= history.prompt
+    kept = np.zeros(tokens, dtype=bool)
+    kept[history.kept] = True
+    pinned = np.zeros(tokens, dtype=bool) if pinned is None else pinned & open_
+    forced = (forced_tokens(tokens, settings.chunk) & open_) | pinned
+    if keeps_everything(new, settings):
+        return _selection(kept | open_, forced, pinned, settings, tokens, np.zeros(0))
+    _warn_of_cap(new, settings)
+    budget = turn_budget(tokens, history.prompt, history.kept.size, settings)
+    _check_room(forced, pinned, budget, new, settings)
     masses = chunk_masses(boost(normalize(importance), settings), settings.chunk)
     means = masses / chunk_sizes(tokens, settings.chunk)
     ranking = np.argsort(-means, kind="stable")
     enough = math.inf
     if settings.selection == "mass":
         enough = settings.cumulative_mass * math.fsum(masses) * (1 - MASS_SLACK)
-    kept = forced.copy()
-    _take_chunks(kept, ranking, masses, settings.chunk, budget=budget, enough=enough)
-    _fill(kept, ranking, settings.chunk, up_to=min(minimum_kept(tokens), budget))
-    return _selection(kept, forced, pinned, settings, budget, means)
+    taken = forced | ~open_  # what is decided already is not taken again
+    before = tokens - new
+    _take_chunks(taken, ranking, masses, settings.chunk, budget=before + budget, enough=enough)
+    _fill(taken, ranking, settings.chunk, up_to=before + min(minimum_kept(new), budget))
+    return _selection(kept | (taken & open_), forced, pinned, settings, history.kept.size + budget, means)
 
 
 def _take_chunks(
@@ -126,10 +148,14 @@ def _fill(kept: Bool[np.ndarray, "M"], ranking: Int[np.ndarray, "K"], chunk: int
 
 
 def _check_room(
-    forced: Bool[np.ndarray, "M"], pinned: Bool[np.ndarray, "M"], budget: int, settings: Settings
+    forced: Bool[np.ndarray, "M"],
+    pinned: Bool[np.ndarray, "M"],
+    budget: int,
+    new: int,
+    settings: Settings,
 ) -> None:
     count = np.count_nonzero(forced)
-    if budget <= count and budget < forced.size:
+    if budget <= count and budget < new:
         capped = budget == settings.max_keep
         knob = (
             f"max_keep (SP_MAX_KEEP={budget})" if capped else f"keep (SP_KEEP_PCT={settings.keep_fraction:g})"
@@ -139,7 +165,7 @@ def _check_room(
             always.append(f"{pins} that are pinned")
             remedies.append("pin less")
         raise BudgetTooSmall(
-            f"{count} of {forced.size} tokens are always kept ("
+            f"{count} of {new} tokens are always kept ("
             + _listed([f"the first {FORCED_FIRST}", f"the last {FORCED_LAST}", *always], "and")
             + f"), which leaves no room in a budget of {budget}; {_listed(remedies, 'or')}"
         )
