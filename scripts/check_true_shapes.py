@@ -201,7 +201,7 @@ def run_prompt(artifact: Path, count: int, keep: float) -> Ran:
         engine = Engine.load(artifact, "cpu", watch=waiting)
         load_s = time.perf_counter() - began
         say(f"running {count} tokens")
-        tokens = np.random.default_rng(0).integers(engine.draft.model.vocabulary, size=count, dtype=np.int32)
+        tokens = np.random.default_rng(0).integers(engine.target.model.vocabulary, size=count, dtype=np.int32)
         result = engine.generate(tokens, settings, watch=waiting).to_json()
     return Ran(load_s, result, memory.peak())
 
@@ -274,7 +274,7 @@ def report_run(ran: Ran) -> list[str]:
     """Phases, speed and memory; what is missed, in words."""
     timings = ran.result["timings"]
     detail, new = timings["specprefill_detail"], ran.result["usage"]["completion_tokens"]
-    by = {"score": " (draft)", "prefill": " (target)", "decode": " (target)"}
+    by = {"lookahead": " (draft)", "head": " (target)", "decode": " (target)"}
     shown = Table(title=f"cpu: {detail['prompt']} tokens, {detail['kept']} kept, {new} new")
     for header in ("phase", "tokens", "ms", "tokens/s"):
         shown.add_column(header, justify="left" if header == "phase" else "right")

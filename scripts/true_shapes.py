@@ -113,6 +113,10 @@ def phases_of(result: Mapping[str, Any]) -> list[Phase]:
     """The phases of a result of `specprefill run --json`, decode among them."""
     timings, new = result["timings"], result["usage"]["completion_tokens"]
     detail = timings["specprefill_detail"]
-    read = {"score": detail["prompt"], "prefill": detail["kept"], "decode": new - 1}
+    read = {
+        "draft_prefill": detail["draft_read"],
+        "target_prefill": detail["kept"],
+        "decode": new - 1,
+    }
     phases = {**detail["phases"], "decode": timings["decode_ms"]}
     return [Phase(name, read.get(name, 0), ms) for name, ms in phases.items()]

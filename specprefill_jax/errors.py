@@ -111,3 +111,15 @@ class SelfTestFailed(SpecPrefillError):
 
 class NotFiniteOutput(SpecPrefillError):
     """A program returned logits that are not finite numbers."""
+
+
+class Cancelled(SpecPrefillError):
+    """A request was stopped because its caller wished so. What it had read is kept where it has a session."""
+
+
+class DeadlineExceeded(Cancelled):
+    """A request took longer than its caller allowed."""
+
+
+class SessionBusy(SpecPrefillError):
+    """A conversation was given a turn while it was answering another."""

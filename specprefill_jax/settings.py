@@ -251,6 +251,16 @@ class Settings:
         1.2, _positive(), "SP_BREAK_EVEN_SAFETY", "by what factor savings must exceed the draft's cost"
     )
 
+    history: Literal["keep", "rescore"] = _knob(
+        "keep",
+        _choice("keep", "rescore"),
+        None,
+        "earlier turns stay as they were kept, or are selected anew",
+    )
+    deadline: float | None = _knob(
+        None, _unset_or(_positive()), None, "seconds after which a request is stopped (default: none)"
+    )
+
     temperature: float = _knob(0.0, _number(0), None, "0 = greedy")
     top_k: int = _knob(0, _whole(0), None, "sample among the k likeliest tokens, 0 = all")
     top_p: float = _knob(1.0, _positive(1), None, "sample among the likeliest tokens of this probability")

@@ -72,11 +72,12 @@ def run_speed(plan: Plan, work: Path, rounds: int) -> Iterator[Check]:
     ways = (DENSE, *plan.keeps)
     for count in plan.tokens:
         generator = np.random.default_rng(count)
-        tokens = generator.integers(0, engine.draft.model.vocabulary, count, np.int32)
+        tokens = generator.integers(0, engine.target.model.vocabulary, count, np.int32)
         results: dict[float, list[Mapping[str, Any]]] = {way: [] for way in ways}
         for turn in range(rounds + 1):
             say(f"{count} tokens: {f'round {turn} of {rounds}' if turn else 'warming up'}")
             for way in ways:
+                engine.forget()  # or the draft would not be run again
                 result = engine.generate(tokens, settings_for(way)).to_json()
                 if turn:
                     results[way].append(result)

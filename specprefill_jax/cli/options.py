@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from specprefill_jax.chat import ask_about
+from specprefill_jax.engine import PromptOptions
 from specprefill_jax.errors import EmptyPrompt, FileMissing, SettingError
+from specprefill_jax.pins import Pins
 from specprefill_jax.settings import Settings, knobs
 
 USAGE = "specprefill {} [OPTIONS] [PROMPT]"
@@ -23,9 +25,11 @@ SELECTING = (
     "boost_first_n",
     "boost_last_mult",
     "boost_last_n",
+    "pin_roles",
 )
-THRESHOLDS = ("mode", "minimum_tokens", "memory")
-ANSWERING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+AUTO = ("minimum_tokens", "break_even")
+THRESHOLDS = ("mode", *AUTO, "tool_guard", "memory")
+ANSWERING = ("max_tokens", "deadline", "temperature", "top_k", "top_p", "min_p", "seed")
 DRAWING = ("top_k", "top_p", "min_p", "seed")
 
 
@@ -35,6 +39,13 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", metavar="FILE", help="read the prompt from FILE (-: standard input)")
     parser.add_argument("--raw", action="store_true", help="no chat template: the text as it is")
     parser.add_argument("--prefix", default="", metavar="TEXT", help="begin the answer with TEXT")
+    parser.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="keep TEXT wherever it stands in the prompt (may be given again)",
+    )
     parser.add_argument("--artifact", metavar="NAME", help="a compiled artifact (default: the demo pair)")
     parser.add_argument(
         "--device",
@@ -67,7 +78,7 @@ def read_settings(options: argparse.Namespace) -> Settings:
     dense = "mode" in vars(options) and settings.mode == "dense"  # a verb without modes always runs the draft
     for names, idle, reason in (
         (SCORING + SELECTING, dense, "in mode dense, where the draft is not run"),
-        (("minimum_tokens",), settings.mode != "auto", f"in mode {settings.mode}, which has no thresholds"),
+        (AUTO, settings.mode != "auto", f"in mode {settings.mode}, which has no thresholds"),
         (("cumulative_mass",), settings.selection == "chunk", "when a fixed fraction is kept"),
         (("keep",), settings.selection == "mass" and settings.keep_fraction < 1, "when selection is by mass"),
         (DRAWING, settings.temperature == 0, "at temperature 0, where the likeliest token is taken"),
@@ -76,6 +87,12 @@ def read_settings(options: argparse.Namespace) -> Settings:
             if idle and name in names:
                 raise SettingError(f"--{name.replace('_', '-')} has no effect {reason}; leave it out")
     return settings
+
+
+def prompt_options(options: argparse.Namespace) -> PromptOptions:
+    """How the prompt is to be read."""
+    pins = Pins(texts=tuple(options.pin))
+    return {"raw": options.raw, "prefix": options.prefix, "pins": pins}
 
 
 def read_prompt(options: argparse.Namespace) -> str:

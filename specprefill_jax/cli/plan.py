@@ -13,6 +13,7 @@ from specprefill_jax.cli import options
 from specprefill_jax.policy import plan_memory
 from specprefill_jax.report.memory import memory_table
 
+ALLOWED = ("mode", "minimum_tokens", "memory", "max_tokens")
 READING = ("lookahead", "spec_ctx", "window")
 KEEPING = ("select_mode", "keep", "max_keep")
 
@@ -31,7 +32,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument("--prompt", type=int, required=True, metavar="N", help="tokens of the prompt")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON; sizes in bytes")
     parser.add_argument("--settings", type=Path, metavar="FILE", help="settings from a TOML file")
-    options.add_knobs(parser, "settings that count", (*options.THRESHOLDS, "max_tokens", *READING, *KEEPING))
+    options.add_knobs(parser, "settings that count", (*ALLOWED, *READING, *KEEPING))
     parser.set_defaults(verb=run)
 
 

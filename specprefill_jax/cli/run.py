@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         engine = load_engine(
             arguments.artifact, arguments.device, waiting, self_test=not arguments.skip_self_test
         )
-        answer = engine.stream(prompt, settings, raw=arguments.raw, prefix=arguments.prefix, watch=waiting)
+        answer = engine.stream(prompt, settings, watch=waiting, **options.prompt_options(arguments))
         for part in answer:
             if isinstance(part, Result):
                 result = part

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         engine = load_engine(
             arguments.artifact, arguments.device, waiting, self_test=not arguments.skip_self_test
         )
-        scored = engine.score(prompt, settings, raw=arguments.raw, prefix=arguments.prefix, watch=waiting)
+        scored = engine.score(prompt, settings, watch=waiting, **options.prompt_options(arguments))
     note = Console(file=sys.stderr)
     if arguments.json:
         print(json.dumps(scored.to_json(), ensure_ascii=False))

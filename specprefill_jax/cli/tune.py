@@ -16,7 +16,7 @@ from specprefill_jax.artifact.rates import EntryTimes, Rates, check_writable, ma
 from specprefill_jax.cli.load import load_engine
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.engine.forecast import Forecast, forecasts
-from specprefill_jax.errors import SettingError
+from specprefill_jax.errors import ArtifactError, SettingError
 from specprefill_jax.runtime.tune import REPEATS, measure, measured_device
 from specprefill_jax.settings import Settings
 
@@ -51,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = Settings.resolve(environ=os.environ)
     with Waiting() as waiting:
         engine = load_engine(arguments.artifact, arguments.device, waiting)
+        if engine.draft is None:
+            raise ArtifactError(f"artifact {engine.artifact.manifest.name!r} has no draft, so none can pay")
         check_writable(engine.artifact.directory)
         times = {
             role: measure(
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
                 repeats=arguments.repeats,
                 progress=lambda done, total: waiting("measure", done, total),
             )
-            for role, program in (("draft", engine.draft), ("target", engine.target))
+            for role, program in engine.programs.items()
         }
     artifact = engine.artifact
     rates = Rates(measured_device(engine.target.device), manifest_digest(artifact.manifest), times)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from specprefill_jax.artifact.rates import EntryTimes
-from specprefill_jax.engine.reading import window_size
+from specprefill_jax.engine.reading import reads_in_one_pass, window_size
 from specprefill_jax.policy import break_even
 from specprefill_jax.runtime.blocks import capacity_for
 from specprefill_jax.runtime.predict import answering_ms, reading_ms
@@ -57,7 +57,7 @@ def forecasts(
 
 
 def scoring_ms(draft: Program, times: EntryTimes, tokens: int, settings: Settings) -> float | None:
-    """Milliseconds that the draft takes to score a prompt, as `read_prompt` does; None if not measured.
+    """Milliseconds that the draft takes to score a prompt, as `Reader` does; None if not measured.
 
     Raises:
         SettingError: `window` or `lookahead` does not fit the draft's largest cache.
@@ -73,7 +73,7 @@ def scoring_ms(draft: Program, times: EntryTimes, tokens: int, settings: Setting
 
 
 def _windows(draft: Program, tokens: int, settings: Settings) -> tuple[Window, ...]:
-    if settings.scoring == "continuous" and tokens + settings.lookahead <= draft.largest_capacity:
+    if reads_in_one_pass(draft, tokens, settings):
         return (Window(0, tokens, tokens),)
     return plan_windows(tokens, window_size(draft, settings))
 

@@ -1,17 +1,16 @@
 """The draft reads a prompt: from its attention rows to one importance per token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from specprefill_jax.engine.clock import Watcher
+from specprefill_jax.engine.clock import Clock, Watcher
+from specprefill_jax.engine.track import BEGINNING, Place, Track
 from specprefill_jax.engine.values import Scoring
 from specprefill_jax.errors import ScoresUnusable, SettingError
 from specprefill_jax.runtime.program import Program
-from specprefill_jax.runtime.state import State
 from specprefill_jax.sampling import sample
 from specprefill_jax.scoring import Window, auto_window, importance, merge_windows, plan_windows
 from specprefill_jax.settings import Settings
@@ -22,46 +21,146 @@ _UNUSED = np.random.default_rng(0)  # greedy sampling draws nothing from it
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What the draft says about each token of a prompt, and how it read them."""
+    """What the draft says about each token of a prompt, and how it read them.
+
+    `read` are the tokens that it read, those of overlapping windows once for each; `looked_ahead` its steps
+    beyond the prompt, of all windows together.
+    """
 
     importance: Float[np.ndarray, "M"]
     scoring: Scoring
     windows: tuple[Window, ...]
+    read: int
+    looked_ahead: int
 
 
-def read_prompt(
-    draft: Program, vocabulary: int, tokens: Int[np.ndarray, "M"], settings: Settings, watcher: Watcher
-) -> Reading:
-    """Reads the whole prompt with the draft, in one pass or by windows, and scores each token.
-
-    One pass needs M + S slots; where the draft's largest cache has fewer, the prompt is read by windows. Each
-    window starts from an empty state at position 0 and looks ahead by its own S greedy steps.
+class Reader:
+    """The draft at work on one request.
 
     Args:
+        track: The draft, and what it has read of the conversation before.
         vocabulary: Size of the tokenizer; ids from there on are never taken as a lookahead token.
-
-    Raises:
-        SettingError: `window` or `lookahead` does not fit the draft's largest cache.
-        ScoresUnusable: the draft computed something that is not a finite number.
-        NotFiniteOutput: its logits are not finite.
+        stops: Tokens of the prompt after which `track` keeps a place to come back to.
     """
-    fits = tokens.size + settings.lookahead <= draft.largest_capacity
-    if settings.scoring == "continuous" and fits:
-        scoring, windows = "continuous", (Window(0, tokens.size, tokens.size),)
-    else:
-        scoring, windows = "windows", plan_windows(tokens.size, window_size(draft, settings))
-    longest = max(window.end - window.start for window in windows)
-    state = draft.new_state(longest + settings.lookahead)
-    total = sum(window.end - window.start for window in windows)
-    done, parts = 0, []
-    for window in windows:
-        if state.length:
-            state.reset()
-        part = tokens[window.start : window.end]
-        rows = _rows(draft, vocabulary, state, part, settings.lookahead, partial(_tell, watcher, done, total))
-        parts.append(_finite(importance(rows, settings.pool), "importance"))
-        done += part.size
-    return Reading(merge_windows(windows, parts), scoring, windows)
+
+    def __init__(
+        self,
+        track: Track,
+        vocabulary: int,
+        settings: Settings,
+        *,
+        clock: Clock,
+        watcher: Watcher,
+        stops: Sequence[int] = (),
+    ) -> None:
+        self._track = track
+        self._vocabulary = vocabulary
+        self._settings = settings
+        self._clock = clock
+        self._watcher = watcher
+        self._stops = stops
+
+    def read(self, tokens: Int[np.ndarray, "M"]) -> Reading:
+        """Reads the whole prompt, in one pass or by windows, and scores each token.
+
+        One pass needs M + S slots, and begins where the draft has read the same tokens before; where the
+        draft's largest cache has fewer slots, the prompt is read by windows. Each window starts from an empty
+        state at position 0 and looks ahead by its own S greedy steps.
+
+        Raises:
+            SettingError: `window` or `lookahead` does not fit the draft's largest cache.
+            ScoresUnusable: the draft computed something that is not a finite number.
+            NotFiniteOutput: its logits are not finite.
+        """
+        if reads_in_one_pass(self._track.program, tokens.size, self._settings):
+            return self._in_one_pass(tokens)
+        return self._by_windows(tokens)
+
+    def _in_one_pass(self, tokens: Int[np.ndarray, "M"]) -> Reading:
+        size, lookahead = tokens.size, self._settings.lookahead
+        # The last token is read in any case: it is from its attention that the scores come.
+        place = next(self._track.places(tokens, size - 1))
+        before = place.prompt
+        scores = self._score(
+            tokens,
+            place,
+            size + lookahead,
+            lambda done: self._watcher("score", done, size - before),
+            stops=self._stops,
+        )
+        return Reading(scores, "continuous", (Window(0, size, size),), size - before, lookahead)
+
+    def _by_windows(self, tokens: Int[np.ndarray, "M"]) -> Reading:
+        lookahead = self._settings.lookahead
+        windows = plan_windows(tokens.size, window_size(self._track.program, self._settings))
+        sizes = [window.end - window.start for window in windows]
+        parts: list[Float[np.ndarray, "_"]] = []
+        for i, window in enumerate(windows):
+            before, total = sum(sizes[:i]), sum(sizes)
+            part = tokens[window.start : window.end]
+
+            def tell(done: int, before: int = before, total: int = total) -> None:
+                self._watcher("score", before + done, total)
+
+            parts.append(self._score(part, BEGINNING, max(sizes) + lookahead, tell))
+        self._track.clear()  # a window is no beginning of the conversation
+        return Reading(
+            merge_windows(windows, parts), "windows", windows, sum(sizes), lookahead * len(windows)
+        )
+
+    def _score(
+        self,
+        tokens: Int[np.ndarray, "M"],
+        place: Place,
+        slots: int,
+        tell: Callable[[int], None],
+        stops: Sequence[int] = (),
+    ) -> Float[np.ndarray, "M"]:
+        """Importance of `tokens`, of which the draft has read those before `place`."""
+        self._clock.enter("draft_prefill")
+        self._track.start(place, slots)
+        rows = self._rows(tokens, tell, stops)
+        self._clock.enter("select")
+        return _finite(importance(rows, self._settings.pool), "importance")
+
+    def _rows(
+        self, tokens: Int[np.ndarray, "M"], tell: Callable[[int], None], stops: Sequence[int]
+    ) -> list[Float[np.ndarray, "A H M"]]:
+        """Attention over `tokens` of their last one, then of each lookahead token.
+
+        Lookahead goes on past a stop token: every step is one more opinion, as in the guide. Afterwards the
+        draft's state is again what the prompt alone made of it. `tell` hears the tokens read before each
+        block and step.
+        """
+        size, track = tokens.size, self._track
+        left = size - track.prompt
+        prefilled = track.read(
+            tokens,
+            np.arange(size, dtype=np.int32),
+            stops=stops,
+            rows=True,
+            before_block=lambda done, _: tell(done),
+        )
+        rows = [_of_prompt(prefilled.rows, size, track.program)[prefilled.rows_valid - 1]]
+        _finite(prefilled.hidden, "hidden state")
+        if self._settings.lookahead == 0:
+            return rows
+        self._clock.enter("lookahead")
+        here = track.stay()
+        logits = track.program.head(prefilled.hidden)
+        for step in range(self._settings.lookahead):
+            tell(left)
+            token = sample(logits, _GREEDY, _UNUSED, self._vocabulary)
+            decoded = track.look_ahead(token, size + step)
+            rows.append(_of_prompt(decoded.rows, size, track.program))
+            logits = decoded.logits
+        track.start(here, size)
+        return rows
+
+
+def reads_in_one_pass(draft: Program, tokens: int, settings: Settings) -> bool:
+    """Whether a prompt is read in one pass: as the settings ask, and as the draft's largest cache allows."""
+    return settings.scoring == "continuous" and tokens + settings.lookahead <= draft.largest_capacity
 
 
 def window_size(draft: Program, settings: Settings) -> int:
@@ -85,41 +184,6 @@ def window_size(draft: Program, settings: Settings) -> int:
             f"which leaves none for the prompt; lower lookahead (SP_LOOKAHEAD)"
         )
     return min(auto_window(settings.draft_context, draft.model.query_heads), room)
-
-
-def _rows(
-    draft: Program,
-    vocabulary: int,
-    state: State,
-    tokens: Int[np.ndarray, "M"],
-    lookahead: int,
-    tell: Callable[[int], None],
-) -> list[Float[np.ndarray, "A H M"]]:
-    """Attention over `tokens` of their last one, then of each lookahead token; `state` is empty before.
-
-    Lookahead goes on past a stop token: every step is one more opinion, as in the guide. Afterwards `state`
-    is again what the prompt alone made of it. `tell` hears the tokens read before each block and step.
-    """
-    size = tokens.size
-    positions = np.arange(size, dtype=np.int32)
-    prefilled = draft.prefill(state, tokens, positions, rows=True, before_block=lambda done, _: tell(done))
-    rows = [_of_prompt(prefilled.rows, size, draft)[prefilled.rows_valid - 1]]
-    _finite(prefilled.hidden, "hidden state")
-    if lookahead == 0:
-        return rows
-    before = draft.snapshot(state)
-    logits = draft.head(prefilled.hidden)
-    for step in range(lookahead):
-        tell(size)
-        decoded = draft.decode(state, sample(logits, _GREEDY, _UNUSED, vocabulary), size + step)
-        rows.append(_of_prompt(decoded.rows, size, draft))
-        logits = decoded.logits
-    draft.restore(state, before)
-    return rows
-
-
-def _tell(watcher: Watcher, before: int, total: int, done: int) -> None:
-    watcher("score", before + done, total)
 
 
 def _of_prompt(

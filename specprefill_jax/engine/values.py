@@ -18,16 +18,23 @@ Prompt = str | Sequence[Message] | Sequence[int] | Int[np.ndarray, "M"]
 Scoring = Literal["continuous", "windows"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """The positions that the target reads, and how it came to that."""
+    """The positions that the target reads, and how it came to that.
+
+    `draft_read`, `looked_ahead` and `remembered` are as in `Timings`.
+    """
 
     kept: Int[np.ndarray, "N"]
     status: Status
     reason: str
     forced: int = 0
+    pinned: int = 0
     mode: Literal["mass", "chunk", "dense"] = "dense"
     scoring: Scoring | None = None
+    draft_read: int = 0
+    looked_ahead: int = 0
+    remembered: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,12 @@ class Timings:
         status, reason: What became of the request, and why.
         prompt, kept, forced: Tokens of the prompt, those read by the target, and of these the ones that were
             kept whatever their importance.
+        pinned: How many of the forced tokens the caller or a role asked for.
+        reused: Tokens of the prompt that the target was done with from earlier turns, whether it had read
+            them or left them out.
+        draft_read: Tokens that the draft read for this request; by windows, those of overlaps twice.
+        looked_ahead: Steps of the draft beyond the prompt.
+        remembered: Whether the same prompt was scored before, so that the draft had nothing to do.
         mode: How chunks were selected; "dense" where none were.
         scoring: How the draft read the prompt; None where it did not.
         phases: Phases up to the first token; they add up to `first_token`.
@@ -67,6 +80,11 @@ class Timings:
     prompt: int
     kept: int
     forced: int
+    pinned: int
+    reused: int
+    draft_read: int
+    looked_ahead: int
+    remembered: bool
     mode: Literal["mass", "chunk", "dense"]
     scoring: Scoring | None
     phases: Mapping[str, float]
@@ -81,6 +99,11 @@ class Timings:
                 "prompt": self.prompt,
                 "kept": self.kept,
                 "forced": self.forced,
+                "pinned": self.pinned,
+                "reused": self.reused,
+                "draft_read": self.draft_read,
+                "looked_ahead": self.looked_ahead,
+                "remembered": self.remembered,
                 "mode": self.mode,
                 "scoring": self.scoring,
                 "reason": self.reason,

@@ -32,12 +32,21 @@ class Decision:
         return self.status is None
 
 
-def decide(tokens: int, settings: Settings, manifest_minimum: int) -> Decision:
-    """Decides for a prompt of `tokens`, from the settings and the artifact's own minimum (tokens)."""
+def decide(
+    tokens: int, settings: Settings, manifest_minimum: int, *, guard: Decision | None = None
+) -> Decision:
+    """Decides for a prompt with `tokens` still to prefill; exactly the minimum is enough.
+
+    Args:
+        manifest_minimum: The artifact's own minimum of tokens, which the settings may replace.
+        guard: What forbids the draft, whatever it would save; None: nothing does.
+    """
     if not settings.enabled:
         return Decision(Status.DISABLED, "enabled is off")
     if settings.mode == "dense":
         return Decision(Status.DISABLED, "mode is dense")
+    if guard is not None:
+        return guard
     if settings.mode == "sparse":
         return Decision(None, "mode is sparse, which skips thresholds")
     minimum = manifest_minimum if settings.minimum_tokens is None else settings.minimum_tokens

@@ -42,12 +42,21 @@ def selection_line(selection: Selection) -> str:
 
 def summary(timings: Timings) -> Group:
     """What became of a request, and how long the first token took."""
-    share = timings.kept / timings.prompt
-    return Group(
-        Text.assemble(("status  ", "bold"), f"{timings.status}: {timings.reason}"),
-        Text.assemble(("kept    ", "bold"), f"{timings.kept} of {timings.prompt} tokens ({share:.0%})"),
-        Text.assemble(("first   ", "bold"), f"{timings.first_token:.1f} ms to the first token"),
-    )
+    kept = [f"{timings.kept} of {timings.prompt} tokens ({timings.kept / timings.prompt:.0%})"]
+    if timings.forced:
+        kept.append(f"{timings.forced} forced")
+    if timings.pinned:
+        kept.append(f"{timings.pinned} of them pinned")
+    if timings.reused:
+        kept.append(f"{timings.reused} done with in earlier turns")
+    lines = [("status", f"{timings.status}: {timings.reason}"), ("kept", ", ".join(kept))]
+    if timings.remembered:
+        lines.append(("draft", "knew this prompt"))
+    elif timings.scoring is not None:
+        read, ahead = timings.draft_read, timings.looked_ahead
+        lines.append(("draft", f"read {read} tokens, and {ahead} steps ahead"))
+    lines.append(("first", f"{timings.first_token:.1f} ms to the first token"))
+    return Group(*(Text.assemble((f"{name:<8}", "bold"), text) for name, text in lines))
 
 
 def phases_table(phases: Mapping[str, float]) -> Table:

@@ -121,7 +121,7 @@ def test_nobody_is_left_waiting_at_a_terminal(fake: Fake, specprefill: Run, monk
 def test_settings_come_from_flags_environment_and_file(
     fake: Fake, specprefill: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    Path("own.toml").write_text("minimum_tokens = 10\nchunk = 8\nmax_tokens = 1\n")
+    Path("own.toml").write_text("minimum_tokens = 10\nchunk = 8\nmax_tokens = 1\nbreak_even = false\n")
     monkeypatch.setenv("SP_CHUNK", "16")
     text = "word " * 300
     ran = specprefill("run", text, "--keep", "0.5", "--settings", "own.toml", "--json")

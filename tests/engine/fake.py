@@ -19,6 +19,7 @@ from specprefill_jax.artifact.manifest import (
     Manifest,
     Model,
     Proof,
+    StateTensor,
 )
 from specprefill_jax.artifact.verify import Artifact
 from specprefill_jax.chat import Chat
@@ -55,6 +56,20 @@ def to_token(needle: int) -> Attend:
     return attend
 
 
+STATE = (StateTensor("k", ("C",), "f32"), StateTensor("matrix", (100,), "f32"))
+
+
+@dataclasses.dataclass(eq=False)
+class FakeSnapshot(Snapshot):
+    """A delta state, which follows from everything read."""
+
+    read: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return 400
+
+
 class FakeState(State):
     """What has been read."""
 
@@ -62,6 +77,10 @@ class FakeState(State):
         self.capacity = capacity
         self.length = 0
         self.read_so_far: list[tuple[int, int]] = []
+
+    @property
+    def bytes(self) -> int:
+        return 4 * self.capacity + 400
 
     def reset(self) -> None:
         self.length = 0
@@ -71,7 +90,7 @@ class FakeState(State):
 class FakeProgram(Program):
     """A model in NumPy. `calls` records what was asked of it, `states` what it made."""
 
-    def __init__(self, label: str, capacity: int, speak: Speak, attend: Attend | None) -> None:
+    def __init__(self, label: str, capacities: tuple[int, ...], speak: Speak, attend: Attend | None) -> None:
         self.label = label
         self.model = Model(
             module="m",
@@ -85,8 +104,8 @@ class FakeProgram(Program):
             query_heads=HEADS,
             rows=1 if attend else 0,
             blocks=(BLOCK,),
-            capacities=(capacity,),
-            state=(),
+            capacities=capacities,
+            state=STATE,
             largest_parameter=1,
             largest_buffer=0,
             self_test=None,
@@ -98,8 +117,11 @@ class FakeProgram(Program):
 
     def new_state(self, slots: int) -> State:
         assert slots <= self.largest_capacity, "the engine checks this first"
-        self.states.append(FakeState(self.largest_capacity))
+        self.states.append(FakeState(self.capacity_for(slots)))
         return self.states[-1]
+
+    def grow(self, state: State, slots: int) -> None:
+        state.capacity = self.capacity_for(slots)
 
     def prefill(
         self,
@@ -131,10 +153,13 @@ class FakeProgram(Program):
         return Decoded(self._logits(self._next(state)), self._rows(state) if self.attend else None)
 
     def snapshot(self, state: State) -> Snapshot:
-        return Snapshot(state.length, ())
+        assert isinstance(state, FakeState)
+        return FakeSnapshot(state.length, (), read=tuple(state.read_so_far))
 
     def restore(self, state: State, snapshot: Snapshot) -> None:
         assert isinstance(state, FakeState)
+        assert isinstance(snapshot, FakeSnapshot)
+        assert tuple(state.read_so_far[: snapshot.length]) == snapshot.read, "its slots were overwritten"
         state.length = snapshot.length
         del state.read_so_far[snapshot.length :]
 
@@ -144,6 +169,7 @@ class FakeProgram(Program):
 
     def _take(self, state: State, token: int, position: int) -> None:
         assert isinstance(state, FakeState)
+        assert state.length < state.capacity, "the engine makes room first"
         state.read_so_far.append((token, position))
         state.length += 1
 
@@ -183,15 +209,15 @@ def make(
     attend: Attend | None = None,
     speak: Speak = from_everything,
     draft_speak: Speak = from_everything,
-    draft_capacity: int = 4096,
-    target_capacity: int = 4096,
+    draft_capacity: int | tuple[int, ...] = 4096,
+    target_capacity: int | tuple[int, ...] = 4096,
     minimum: int = 200,
 ) -> Fake:
     """An engine whose artifact runs prompts of at least `minimum` tokens through the draft."""
     draft = FakeProgram(
-        "the draft of artifact 'fake'", draft_capacity, draft_speak, attend or to_token(NEEDLE)
+        "the draft of artifact 'fake'", _several(draft_capacity), draft_speak, attend or to_token(NEEDLE)
     )
-    target = FakeProgram("the target of artifact 'fake'", target_capacity, speak, None)
+    target = FakeProgram("the target of artifact 'fake'", _several(target_capacity), speak, None)
     manifest = Manifest(
         schema=2,
         name="fake",
@@ -206,6 +232,10 @@ def make(
         build=Build({}, {COMPILER: "3.13.0", RUNTIME: "3.13.0"}, {}, {}),
     )
     return Fake(Engine(Artifact(DEMO, manifest), CHAT, draft, target), draft, target)
+
+
+def _several(capacity: int | tuple[int, ...]) -> tuple[int, ...]:
+    return capacity if isinstance(capacity, tuple) else (capacity,)
 
 
 def prompt(size: int, needle_at: int | None = None) -> Int[np.ndarray, "M"]:

@@ -3,9 +3,10 @@
 import pytest
 
 from specprefill_jax.artifact.rates import EntryTimes
-from specprefill_jax.engine.clock import Watcher
+from specprefill_jax.engine.clock import Clock, Watcher
 from specprefill_jax.engine.forecast import Forecast, forecasts, scoring_ms
-from specprefill_jax.engine.reading import read_prompt
+from specprefill_jax.engine.reading import Reader
+from specprefill_jax.engine.track import Track
 from specprefill_jax.settings import Settings
 from tests.engine.fake import BLOCK, CHAT, Fake, make, prompt
 
@@ -53,7 +54,8 @@ def test_settings_move_break_even():
 def test_scoring_takes_as_long_as_the_calls_that_it_makes(tokens: int, capacity: int, settings: Settings):
     """Also where the prompt is longer than the draft's cache, and where windows are asked for."""
     fake = make(draft_capacity=capacity)
-    read_prompt(fake.draft, CHAT.vocabulary, prompt(tokens), settings, Watcher(None))
+    reader = Reader(Track(fake.draft), CHAT.vocabulary, settings, clock=Clock("test"), watcher=Watcher())
+    reader.read(prompt(tokens))
     blocks = sum(-(-len(read) // BLOCK) for read, _ in fake.draft.of("prefill"))
     steps, heads = len(fake.draft.of("decode")), len(fake.draft.of("head"))
     found = scoring_ms(fake.draft, times_at(capacity)["draft"], tokens, settings)

@@ -147,7 +147,7 @@ def test_a_number_that_is_not_finite_is_found_even_where_a_window_drops_it():
         return row
 
     result = make(attend=broken_tail).engine.generate(
-        prompt(1400), Settings(window=600, pool=0, max_tokens=1)
+        prompt(1400), Settings(mode="sparse", window=600, pool=0, max_tokens=1)
     )
     assert result.timings.status == "failed_dense"
     assert "50 of 600 numbers are not finite" in result.timings.reason

@@ -66,7 +66,11 @@ def result(first_ms: float, kept: int, status: str, prefill_ms: float) -> dict[s
         "usage": {"completion_tokens": 11},
         "timings": {
             "specprefill": status,
-            "specprefill_detail": {"prompt": 1000, "kept": kept, "phases": {"prefill": prefill_ms}},
+            "specprefill_detail": {
+                "draft_read": 1000,
+                "kept": kept,
+                "phases": {"target_prefill": prefill_ms},
+            },
             "time_to_first_token_ms": first_ms,
             "decode_ms": 100.0,
         },
@@ -82,9 +86,9 @@ def test_speeds_are_medians_and_ratios_are_of_runs_that_took_turns() -> None:
         "1,000 tokens, keep 0.3",
         "decode after 1,000 tokens",
     ]
-    assert "first token 2.000 s, 500 tokens/s (prefill 1,000 ms, 1,000 tokens/s" in checks[0].detail
+    assert "first token 2.000 s, 500 tokens/s (target_prefill 1,000 ms, 1,000 tokens/s" in checks[0].detail
     # 1000/500, 2000/400 and 9000/3000: the median is 3, and not 2000/500.
-    assert "3.00 times as fast as dense; 300 kept (prefill 250 ms, 1,200 tokens/s" in checks[1].detail
+    assert "3.00 times as fast as dense; 300 kept (target_prefill 250 ms, 1,200 tokens/s" in checks[1].detail
     assert checks[2].detail == "100.0 tokens/s after 1,000 tokens"
 
 

@@ -1,5 +1,6 @@
 """What people are shown of a prompt: in the terminal and as a page."""
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 
@@ -121,11 +122,34 @@ def test_the_table_of_phases_ends_in_their_sum():
 
 
 def test_the_summary_tells_status_reason_and_time_to_first_token():
-    timings = Timings(Status.ACTIVE, "long enough", 400, 100, 36, "mass", "continuous", {}, 81.25, 3.0)
+    timings = Timings(
+        status=Status.ACTIVE,
+        reason="long enough",
+        prompt=400,
+        kept=100,
+        forced=36,
+        pinned=4,
+        reused=0,
+        draft_read=400,
+        looked_ahead=2,
+        remembered=False,
+        mode="mass",
+        scoring="continuous",
+        phases={},
+        first_token=81.25,
+        decode=3.0,
+    )
     lines = shown(summary(timings))
     assert "active: long enough" in lines
-    assert "100 of 400 tokens (25%)" in lines
+    assert "100 of 400 tokens (25%), 36 forced, 4 of them pinned" in lines
+    assert "read 400 tokens, and 2 steps ahead" in lines
     assert "81.2 ms to the first token" in lines
+    later = shown(summary(dataclasses.replace(timings, reused=300, draft_read=0, remembered=True)))
+    assert "300 done with in earlier turns" in later
+    assert "knew this prompt" in later
+    dense = shown(summary(dataclasses.replace(timings, scoring=None, forced=0, pinned=0)))
+    assert "draft" not in dense
+    assert "(25%)\n" in dense
 
 
 # --- the page

@@ -1,0 +1,94 @@
+"""What a conversation keeps from one turn to the next."""
+
+import dataclasses
+import hashlib
+from collections import OrderedDict
+
+import numpy as np
+from jaxtyping import Int
+
+from specprefill_jax.engine.reading import Reading
+from specprefill_jax.engine.track import Track
+from specprefill_jax.engine.values import Plan
+from specprefill_jax.settings import Settings
+
+MOST_READINGS = 32
+"""Prompts whose importance is remembered; each takes 4 bytes per token."""
+
+_DEFAULTS = Settings()
+
+
+class Readings:
+    """What the draft found in the newest prompts, so that the same prompt is not scored again."""
+
+    def __init__(self) -> None:
+        self._readings: OrderedDict[bytes, Reading] = OrderedDict()
+
+    def find(self, tokens: Int[np.ndarray, "M"], settings: Settings) -> Reading | None:
+        """What was noted of exactly these tokens, scored in the same way; it took no work this time."""
+        key = _key(tokens, settings)
+        if key not in self._readings:
+            return None
+        self._readings.move_to_end(key)
+        return dataclasses.replace(self._readings[key], read=0, looked_ahead=0)
+
+    def note(self, tokens: Int[np.ndarray, "M"], settings: Settings, reading: Reading) -> None:
+        """Remember a reading, and forget the one that was not asked for the longest."""
+        self._readings[_key(tokens, settings)] = reading
+        if len(self._readings) > MOST_READINGS:
+            self._readings.popitem(last=False)
+
+
+def _key(tokens: Int[np.ndarray, "M"], settings: Settings) -> bytes:
+    """Everything that importance follows from, on one artifact and device."""
+    knobs = (settings.lookahead, settings.pool, settings.window, settings.spec_ctx)
+    return hashlib.sha256(f"{knobs}\n".encode() + np.ascontiguousarray(tokens, np.int32).tobytes()).digest()
+
+
+class Caches:
+    """What both models have read of a conversation, and what the draft found in its prompts.
+
+    Attributes:
+        draft, target: What each has read; the draft is None where the artifact has none.
+        readings: The importance of prompts.
+        lasting: Whether there will be another turn, so that it pays to leave places to come back to.
+    """
+
+    def __init__(self, draft: Track | None, target: Track, readings: Readings, *, lasting: bool) -> None:
+        self.draft = draft
+        self.target = target
+        self.readings = readings
+        self.lasting = lasting
+        self._last: tuple[Int[np.ndarray, "M"], Settings, Plan] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Device memory that both tracks hold."""
+        return self.target.bytes + (0 if self.draft is None else self.draft.bytes)
+
+    def last_plan(self, tokens: Int[np.ndarray, "M"], settings: Settings) -> Plan | None:
+        """The plan of the turn before, if it had the same prompt and settings: it took no work this time."""
+        if self._last is None:
+            return None
+        before, as_before, plan = self._last
+        if as_before != _deciding(settings) or not np.array_equal(before, tokens):
+            return None
+        scored = plan.scoring is not None
+        return dataclasses.replace(plan, draft_read=0, looked_ahead=0, remembered=scored)
+
+    def note_plan(self, tokens: Int[np.ndarray, "M"], settings: Settings, plan: Plan) -> None:
+        """Remember what this turn's prompt led to."""
+        self._last = tokens, _deciding(settings), plan
+
+    def clear(self) -> None:
+        """Give all device memory back; the next turn begins anew."""
+        self._last = None
+        self.target.clear()
+        if self.draft is not None:
+            self.draft.clear()
+
+
+def _deciding(settings: Settings) -> Settings:
+    """The settings without those that a plan does not follow from."""
+    idle = {name: getattr(_DEFAULTS, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+    return dataclasses.replace(settings, **idle)

@@ -1,0 +1,103 @@
+"""Whether the draft will pay for a request, from what was measured on this device and in earlier requests."""
+
+from collections.abc import Mapping
+
+from specprefill_jax.artifact.rates import EntryTimes
+from specprefill_jax.engine.forecast import scoring_ms
+from specprefill_jax.engine.reading import reads_in_one_pass
+from specprefill_jax.engine.request import Request
+from specprefill_jax.engine.track import BEGINNING, Track
+from specprefill_jax.policy import (
+    DRAFT_TOKENS_PER_S,
+    TARGET_TOKENS_PER_S,
+    Estimate,
+    KeptFractions,
+    Pace,
+    break_even,
+)
+from specprefill_jax.runtime.blocks import capacity_for
+from specprefill_jax.runtime.predict import answering_ms, reading_ms
+from specprefill_jax.selection import History, turn_budget
+
+
+class Gauge:
+    """How fast draft and target are, and how much is kept, as far as requests have shown.
+
+    Args:
+        times: Milliseconds of each measured entry, by role (`specprefill tune`); empty: nothing was measured.
+    """
+
+    def __init__(self, times: Mapping[str, EntryTimes]) -> None:
+        self._times = times
+        self._draft = Pace(DRAFT_TOKENS_PER_S)
+        self._target = Pace(TARGET_TOKENS_PER_S)
+        self._kept = KeptFractions()
+
+    def estimate(self, request: Request, history: History) -> Estimate | None:
+        """What the draft would save and cost; only tokens still to prefill count.
+
+        None where there is nothing to weigh: the prompt was scored before, or does not fit the target whole.
+        """
+        settings, draft, target = request.settings, request.caches.draft, request.caches.target
+        if draft is None or request.caches.readings.find(request.tokens, settings) is not None:
+            return None
+        left, slots = request.size - history.prompt, history.kept.size
+        capacity = capacity_for(slots + left + settings.max_tokens, target.program.model.capacities)
+        if capacity is None:
+            return None
+        kept = self._kept.expected(left)
+        if kept is None:
+            kept = turn_budget(request.size, history.prompt, slots, settings)
+        to_score, scoring = self._scoring(request, draft)
+        dense, sparse = (self._reading(target, slots, tokens, settings.max_tokens) for tokens in (left, kept))
+        return break_even(
+            settings,
+            draft_tokens=to_score,
+            target_tokens=left,
+            kept=kept,
+            draft_ms=self._draft.predict(to_score, scoring),
+            dense_ms=self._target.predict(left, dense),
+            sparse_ms=self._target.predict(kept, sparse),
+            draft_known=self._draft.known(scoring),
+            target_known=self._target.known(dense),
+        )
+
+    def before_scoring(self, request: Request, draft: Track) -> tuple[int, float | None]:
+        """Tokens that the draft has still to read, and what the measured entries say that will take."""
+        return self._scoring(request, draft)
+
+    def scored(self, expected: tuple[int, float | None], actual_ms: float) -> None:
+        """Learn how long the draft took for what `before_scoring` gave."""
+        self._draft.observe(*expected, actual_ms)
+
+    def kept(self, tokens: int, kept: int) -> None:
+        """Learn that `kept` of `tokens` new ones were kept."""
+        self._kept.note(tokens, kept)
+
+    def prefilled(self, target: Track, slots: int, tokens: int, room: int, actual_ms: float) -> None:
+        """Learn how long the target took to read `tokens` from slot `slots` on, with `room` for an answer."""
+        self._target.observe(tokens, self._reading(target, slots, tokens, room), actual_ms)
+
+    def _scoring(self, request: Request, draft: Track) -> tuple[int, float | None]:
+        settings, program, times = request.settings, draft.program, self._times.get("draft")
+        one_pass = reads_in_one_pass(program, request.size, settings)
+        place = next(draft.places(request.tokens, request.size - 1)) if one_pass else BEGINNING
+        left = request.size - place.prompt
+        if times is None:
+            return left, None
+        if place.prompt == 0:
+            return left, scoring_ms(program, times, request.size, settings)
+        capacity = program.capacity_for(request.size + settings.lookahead)
+        parts = (
+            reading_ms(times, program.model, left, capacity=capacity, start=place.slots, rows=True),
+            answering_ms(times, settings.lookahead, capacity=capacity),
+        )
+        known = [part for part in parts if part is not None]
+        return left, sum(known) if len(known) == len(parts) else None
+
+    def _reading(self, target: Track, slots: int, tokens: int, room: int) -> float | None:
+        times, model = self._times.get("target"), target.program.model
+        capacity = capacity_for(slots + tokens + room, model.capacities)
+        if times is None or capacity is None:
+            return None
+        return reading_ms(times, model, tokens, capacity=capacity, start=slots)

@@ -1,0 +1,39 @@
+"""One request on its way through the engine."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from specprefill_jax.engine.caches import Caches
+from specprefill_jax.engine.clock import Clock, Watcher
+from specprefill_jax.policy import Decision
+from specprefill_jax.settings import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What stays the same while a request runs.
+
+    Attributes:
+        tokens: The prompt.
+        settings: Its knobs.
+        caches: What earlier turns left, and where this one leaves what it read.
+        stops: Tokens of the prompt after which a later turn may go on, ascending.
+        pinned: Tokens that are kept whatever their importance; None: none.
+        guard: What forbids the draft, whatever it would save; None: nothing does.
+    """
+
+    tokens: Int[np.ndarray, "M"]
+    settings: Settings
+    caches: Caches
+    clock: Clock
+    watcher: Watcher
+    stops: tuple[int, ...] = ()
+    pinned: Bool[np.ndarray, "M"] | None = None
+    guard: Decision | None = None
+
+    @property
+    def size(self) -> int:
+        """Tokens of the prompt."""
+        return self.tokens.size
