@@ -26,12 +26,12 @@ from specprefill_jax.engine.request import Request
 from specprefill_jax.engine.track import Track
 from specprefill_jax.engine.values import Plan, Prompt, Result, Scored
 from specprefill_jax.errors import ArtifactError, DeviceFailed, FileMissing
-from specprefill_jax.policy import Status
+from specprefill_jax.policy import Decision, Status, plan_memory, require_memory
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.target import check_proof, check_target, check_versions, open_device_for
 from specprefill_jax.runtime.tune import measured_device
 from specprefill_jax.selection import select
-from specprefill_jax.settings import Settings
+from specprefill_jax.settings import SMALLEST_WINDOW, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -184,6 +184,7 @@ class Engine:
             PromptTooLong: the tokens kept and `max_tokens` exceed the target's largest cache, or the prompt
                 and `max_tokens` its positions.
             MemoryTooSmall: the prompt does not fit the setting `memory` in any way.
+            MemoryTooSmall: the prompt does not fit the setting `memory` in any way.
             NotFiniteOutput: the target computes no numbers.
             DeviceFailed: the target's device ran out of memory, or was lost.
             Cancelled, DeadlineExceeded: `cancel` was set, or the setting `deadline` has passed.
@@ -311,8 +312,28 @@ class Engine:
         clock = Clock("tokenize")
         encoded = encode(self.chat, self._vocabulary, prompt, settings, **options)
         clock.enter("decide")
+        settings, too_large = self._within_memory(encoded.tokens.size, settings)
         stops = (*encoded.boundaries, encoded.tokens.size) if caches.lasting else ()
-        return Request(encoded.tokens, settings, caches, clock, watcher, stops, encoded.pinned, encoded.guard)
+        guard = encoded.guard or too_large
+        return Request(encoded.tokens, settings, caches, clock, watcher, stops, encoded.pinned, guard)
+
+    def _within_memory(self, tokens: int, settings: Settings) -> tuple[Settings, Decision | None]:
+        """Settings with which a prompt fits the memory allowed, or what forbids the draft there.
+
+        Raises:
+            MemoryTooSmall: it does not fit in any way. PromptTooLong: no compiled cache is that large.
+        """
+        if settings.memory is None or self.draft is None:
+            return settings, None
+        plan = plan_memory(self.artifact.manifest, tokens, settings)
+        way = require_memory(plan, settings.memory)
+        if way.window is not None:
+            window = way.window if way.window >= SMALLEST_WINDOW else 0
+            return dataclasses.replace(settings, window=window), None
+        if way.mode == "dense" and plan.ways[0].mode != "dense":
+            reason = f"the draft does not fit {settings.memory} bytes (memory) beside the target"
+            return settings, Decision(Status.FAILED_DENSE, reason)
+        return settings, None
 
     def _answer(self, request: Request, *, show_control: bool) -> Iterator[str | Result]:
         """Plans, reads and writes; where the kept tokens lead to no numbers, all of them are read instead."""
