@@ -10,7 +10,7 @@ from jaxtyping import Int
 from specprefill_jax.engine.gauge import Gauge
 from specprefill_jax.engine.reading import Reader, Reading
 from specprefill_jax.engine.request import Request
-from specprefill_jax.engine.track import BEGINNING, Place
+from specprefill_jax.engine.track import BEGINNING, Place, Track
 from specprefill_jax.engine.values import Plan
 from specprefill_jax.errors import (
     BudgetTooSmall,
@@ -20,7 +20,7 @@ from specprefill_jax.errors import (
     ScoresUnusable,
 )
 from specprefill_jax.policy import Status, decide
-from specprefill_jax.selection import NO_HISTORY, History, keeps_everything, select
+from specprefill_jax.selection import NO_HISTORY, History, bounds_of, keeps_everything, select
 
 logger = logging.getLogger(__name__)
 
@@ -74,18 +74,24 @@ class Planner:
             return _dense(request, history, Status.KEPT_ALL, "the settings keep every token of this prompt")
         if draft is None:
             return _dense(request, history, Status.FAILED_DENSE, self._no_draft)
+        try:
+            bounds_of(request.size, settings, request.pinned, history)
+        except BudgetTooSmall as error:
+            return _dense(request, history, Status.SKIPPED_INSUFFICIENT_BUDGET, str(error))
         reason = decision.reason
         if settings.mode == "auto" and settings.break_even:
             estimate = self._gauge.estimate(request, history)
             if estimate is not None and not estimate.pays:
                 return _dense(request, history, Status.SKIPPED_BREAK_EVEN, estimate.reason)
             reason = reason if estimate is None else estimate.reason
+        return self._selected(request, history, draft, reason)
+
+    def _selected(self, request: Request, history: History, draft: Track, reason: str) -> Plan:
+        """What the draft finds important; every token where it fails."""
         try:
             reading, remembered = self.score(request)
             request.clock.enter("select")
-            selection = select(reading.importance, settings, request.pinned, history)
-        except BudgetTooSmall as error:
-            return _dense(request, history, Status.SKIPPED_INSUFFICIENT_BUDGET, str(error))
+            selection = select(reading.importance, request.settings, request.pinned, history)
         except (ScoresUnusable, NotFiniteOutput) as error:
             draft.clear()
             return _dense(request, history, Status.FAILED_DENSE, str(error))
@@ -95,6 +101,8 @@ class Planner:
             draft.clear()
             logger.warning("the draft failed, so all tokens are read: %s", error)
             return _dense(request, history, Status.FAILED_DENSE, f"the draft failed: {error}")
+        left, kept = request.size - history.prompt, selection.kept.size - history.kept.size
+        self._gauge.kept(left, kept)
         plan = Plan(
             selection.kept,
             Status.ACTIVE,
@@ -107,11 +115,11 @@ class Planner:
             looked_ahead=reading.looked_ahead,
             remembered=remembered,
         )
-        kept = selection.kept.size - history.kept.size
-        self._gauge.kept(left, kept)
         if kept == left:
             reason = "every chunk of this prompt was selected"
-            return dataclasses.replace(plan, status=Status.KEPT_ALL, reason=reason, forced=0, mode="dense")
+            return dataclasses.replace(
+                plan, status=Status.KEPT_ALL, reason=reason, forced=0, pinned=0, mode="dense"
+            )
         return plan
 
     def score(self, request: Request) -> tuple[Reading, bool]:

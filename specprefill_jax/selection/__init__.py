@@ -8,13 +8,15 @@ from specprefill_jax.selection.budget import (
     turn_budget,
 )
 from specprefill_jax.selection.scores import boost, chunk_masses, normalize
-from specprefill_jax.selection.select import NO_HISTORY, History, Selection, select
+from specprefill_jax.selection.select import NO_HISTORY, Bounds, History, Selection, bounds_of, select
 
 __all__ = [
     "NO_HISTORY",
+    "Bounds",
     "History",
     "Selection",
     "boost",
+    "bounds_of",
     "chunk_masses",
     "forced_tokens",
     "keeps_everything",

@@ -90,29 +90,61 @@ def select(
         ScoresUnusable: the importance is not finite or ranks nothing.
         BudgetTooSmall: the forced tokens leave no room for another.
     """
-    tokens = importance.size
-    new = tokens - history.prompt
-    open_ = np.arange(tokens) >= history.prompt
+    tokens, before = importance.size, history.prompt
+    open_ = np.arange(tokens) >= before
     kept = np.zeros(tokens, dtype=bool)
     kept[history.kept] = True
-    pinned = np.zeros(tokens, dtype=bool) if pinned is None else pinned & open_
-    forced = (forced_tokens(tokens, settings.chunk) & open_) | pinned
-    if keeps_everything(new, settings):
-        return _selection(kept | open_, forced, pinned, settings, tokens, np.zeros(0))
-    _warn_of_cap(new, settings)
-    budget = turn_budget(tokens, history.prompt, history.kept.size, settings)
-    _check_room(forced, pinned, budget, new, settings)
+    bounds = bounds_of(tokens, settings, pinned, history)
+    if keeps_everything(tokens - before, settings):
+        return _selection(kept | open_, bounds, settings, tokens, np.zeros(0))
+    _warn_of_cap(tokens - before, settings)
     masses = chunk_masses(boost(normalize(importance), settings), settings.chunk)
     means = masses / chunk_sizes(tokens, settings.chunk)
     ranking = np.argsort(-means, kind="stable")
     enough = math.inf
     if settings.selection == "mass":
         enough = settings.cumulative_mass * math.fsum(masses) * (1 - MASS_SLACK)
-    taken = forced | ~open_  # what is decided already is not taken again
-    before = tokens - new
-    _take_chunks(taken, ranking, masses, settings.chunk, budget=before + budget, enough=enough)
-    _fill(taken, ranking, settings.chunk, up_to=before + min(minimum_kept(new), budget))
-    return _selection(kept | (taken & open_), forced, pinned, settings, history.kept.size + budget, means)
+    taken = bounds.forced | ~open_  # what is decided already is not taken again
+    _take_chunks(taken, ranking, masses, settings.chunk, budget=before + bounds.budget, enough=enough)
+    least = min(minimum_kept(tokens - before), bounds.budget)
+    _fill(taken, ranking, settings.chunk, up_to=before + least)
+    budget = history.kept.size + bounds.budget
+    return _selection(kept | (taken & open_), bounds, settings, budget, means)
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """What is known of a selection before anything is scored.
+
+    Attributes:
+        forced: Mask of the new tokens that are kept whatever their importance.
+        pinned: Those of them that were asked for.
+        budget: Most new tokens that may be kept.
+    """
+
+    forced: Bool[np.ndarray, "M"]
+    pinned: Bool[np.ndarray, "M"]
+    budget: int
+
+
+def bounds_of(
+    tokens: int,
+    settings: Settings,
+    pinned: Bool[np.ndarray, "M"] | None = None,
+    history: History = NO_HISTORY,
+) -> Bounds:
+    """What must and what may be kept of a prompt of `tokens`.
+
+    Raises:
+        BudgetTooSmall: the forced tokens leave no room for another.
+    """
+    open_ = np.arange(tokens) >= history.prompt
+    pinned = np.zeros(tokens, dtype=bool) if pinned is None else pinned & open_
+    forced = (forced_tokens(tokens, settings.chunk) & open_) | pinned
+    new, budget = tokens - history.prompt, turn_budget(tokens, history.prompt, history.kept.size, settings)
+    if not keeps_everything(new, settings):
+        _check_room(forced, pinned, budget, new, settings)
+    return Bounds(forced, pinned, budget)
 
 
 def _take_chunks(
@@ -190,8 +222,7 @@ def _warn_of_cap(tokens: int, settings: Settings) -> None:
 
 def _selection(
     kept: Bool[np.ndarray, "M"],
-    forced: Bool[np.ndarray, "M"],
-    pinned: Bool[np.ndarray, "M"],
+    bounds: Bounds,
     settings: Settings,
     budget: int,
     chunk_scores: Float[np.ndarray, "K"],
@@ -199,8 +230,8 @@ def _selection(
     return Selection(
         kept=np.flatnonzero(kept).astype(np.int32),
         prompt=kept.size,
-        forced=int(np.count_nonzero(forced)),
-        pinned=int(np.count_nonzero(pinned)),
+        forced=int(np.count_nonzero(bounds.forced)),
+        pinned=int(np.count_nonzero(bounds.pinned)),
         mode=settings.selection,
         budget=budget,
         chunk=settings.chunk,

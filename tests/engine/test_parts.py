@@ -67,10 +67,12 @@ def test_the_system_message_is_kept_whole_and_a_long_last_user_message_is_not():
 
 
 def test_pins_that_leave_no_room_make_the_prompt_dense_and_say_so():
-    result = make().engine.generate(TOKENS, SPARSE, pins=Pins(tokens=((0, 200),)))
+    fake = make()
+    result = fake.engine.generate(TOKENS, SPARSE, pins=Pins(tokens=((0, 200),)))
     assert result.timings.status == "skipped_insufficient_budget"
     assert "200 that are pinned" in result.timings.reason
     assert result.kept.size == 320
+    assert fake.draft.calls == [], "that was known before the draft had read anything"
 
 
 def test_a_pin_without_a_place_is_an_error():
