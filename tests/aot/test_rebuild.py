@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from specprefill_jax.artifact.hashing import sha256_of
-from tests.demo_builds import SHAPES
+from tests.demo_builds import ROOT, SHAPES, Builds
 
-ROOT = Path(__file__).parents[2]
 FILES = {
     *("manifest.json", "tokenizer.json", "chat_template.jinja"),
     *(f"{role}.{kind}" for role in ("draft", "target") for kind in ("vmfb", "irpa", "self_test.json")),
@@ -22,30 +18,25 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this checkout, elsewhere."""
+def twice(
+    demo_builds: Builds, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Future[Path], Future[Path]]]:
+    """What this checkout and a copy of it elsewhere build, by device; all of them begin at once."""
     copy = tmp_path_factory.mktemp("another") / "checkout"
     for part in ("specprefill_jax", "compile", "artifacts/demo"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "tests").mkdir()
     shutil.copy(ROOT / "tests" / "demo_builds.py", copy / "tests")
-    return copy
+    return {device: (demo_builds.begin(device), demo_builds.begin(device, copy)) for device in SHAPES}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", SHAPES)
 def test_another_checkout_builds_the_same_bytes_of_every_file(
-    device: str, demo_of: Callable[[str], Path], checkout: Path, tmp_path: Path
+    device: str, twice: dict[str, tuple[Future[Path], Future[Path]]]
 ) -> None:
-    out = tmp_path / "far" / "away"
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-P", "-m", "tests.demo_builds", device, str(out)]
-    out.parent.mkdir()
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert f"built by {checkout}" in done.stdout
     first, second = (
-        {path.name: sha256_of(path) for path in folder.iterdir()} for folder in (demo_of(device), out)
+        {path.name: sha256_of(path) for path in built.result().iterdir()} for built in twice[device]
     )
     kernels = set() if device == "cpu-portable" else {"draft.kernels.json", "target.kernels.json"}
     assert first.keys() == FILES | kernels

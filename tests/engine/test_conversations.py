@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -144,3 +145,10 @@ def test_an_artifact_without_a_draft_loads_and_reads_prompts_whole(engine: Engin
     result = found.generate(tokens, SPARSE)
     assert (result.timings.status, result.timings.reason) == ("failed_dense", "this artifact has no draft")
     assert result.tokens == engine.generate(tokens, dataclasses.replace(SPARSE, mode="dense")).tokens
+
+
+def test_the_example_of_the_document_runs(engine: Engine, capsys: pytest.CaptureFixture[str]):
+    text = (DEMO.parents[1] / "docs" / "conversations.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(code, "conversations.md", "exec"), {"engine": engine, "document": document(EXAMPLES[0])})
+    assert int(capsys.readouterr().out) > 0

@@ -20,7 +20,6 @@ from specprefill_jax.scoring.importance import importance
 from specprefill_jax.selection.select import select
 from specprefill_jax.settings import Settings
 from tests.models.reference import (
-    CONFIGS,
     DEMO,
     Case,
     JaxRunner,
@@ -41,7 +40,7 @@ def in_f16(pair: Pair, capacity: int) -> JaxRunner:
     return JaxRunner(pair.config, model, capacity, np.dtype(np.float16))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["equal heads", "wide heads"])  # wide ones have twice the value heads too
 def test_logits_in_prefill_and_decode_stay_within_the_limit(
     name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
