@@ -1,7 +1,7 @@
 """The promises of docs/architecture.md, by number, on the compiled demo pair: on the CPU and on lavapipe.
 
-Prompts are short, because lavapipe takes its time; tests/test_session.py and others show the same on models of
-a few lines with hundreds of prompts.
+Prompts are short, because lavapipe takes its time. tests/test_session.py and others show the same on models
+of a few lines, with hundreds of prompts.
 """
 
 import dataclasses
