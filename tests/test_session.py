@@ -14,6 +14,8 @@ from jaxtyping import Int
 
 from specprefill_jax.engine import Result
 from specprefill_jax.errors import Cancelled, DeadlineExceeded, DeviceFailed, MemoryTooSmall, SessionBusy
+from specprefill_jax.pins import Pins
+from specprefill_jax.runtime.state import State
 from specprefill_jax.session import Session, Sessions
 from specprefill_jax.settings import Settings
 from tests.engine.fake import NEEDLE, Fake, FakeProgram, make, prompt, to_token
@@ -191,11 +193,62 @@ def test_turns_that_no_longer_fit_beside_each_other_are_selected_anew(caplog: py
     assert "selected anew" in caplog.text
 
 
+def test_other_pins_make_it_another_turn():
+    session = Session(make().engine)
+    first = session.generate(FIRST, SPARSE)
+    dropped = next(i for i in range(320) if i not in first.kept)
+    pinned = session.generate(FIRST, SPARSE, pins=Pins(tokens=((dropped, dropped + 1),)))
+    assert not pinned.timings.remembered or dropped in pinned.kept
+    fresh = dataclasses.replace(SPARSE, history="rescore")
+    again = session.generate(FIRST, fresh, pins=Pins(tokens=((dropped, dropped + 1),)))
+    assert dropped in again.kept
+    assert again.tokens == fresh_answer(again, FIRST, SPARSE)
+
+
+def test_a_draft_that_failed_is_tried_again_with_the_same_turn(monkeypatch: pytest.MonkeyPatch):
+    fake = make()
+    session = Session(fake.engine)
+
+    def fail(slots: int) -> State:
+        raise DeviceFailed("RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(fake.draft, "new_state", fail)
+    assert session.generate(FIRST, SPARSE).timings.status == "failed_dense"
+    monkeypatch.undo()
+    again = session.generate(FIRST, dataclasses.replace(SPARSE, history="rescore"))
+    assert again.timings.status == "active"
+
+
+def test_near_the_end_of_the_largest_cache_a_turn_goes_on_from_where_a_block_still_fits():
+    """A block of 16 writes 16 slots, however few of its tokens are valid."""
+    fake = make(draft_capacity=336, target_capacity=336)
+    session = Session(fake.engine)
+    session.generate(FIRST[:310], dataclasses.replace(DENSE, max_tokens=1))
+    longer = prompt(330, needle_at=130)
+    longer[:310] = FIRST[:310]
+    near = session.generate(longer, dataclasses.replace(DENSE, max_tokens=2))
+    assert near.timings.reused == 310
+    last = np.append(longer, np.int32(5))
+    result = session.generate(last, dataclasses.replace(DENSE, max_tokens=2))
+    assert result.timings.reused == 310, "330 + 16 slots are more than 336"
+    assert result.tokens == make().engine.generate(last, dataclasses.replace(DENSE, max_tokens=2)).tokens
+
+
+def test_a_place_for_which_there_is_no_memory_is_left_out():
+    fake = make()
+    first = Session(fake.engine)
+    first.generate(FIRST, DENSE)
+    sessions = Sessions(fake.engine, memory=first.bytes - 1)  # one snapshot too many
+    result = sessions.open("a").generate(FIRST, DENSE)
+    assert result.tokens == make().engine.generate(FIRST, DENSE).tokens
+    assert sessions.open("a").generate(FIRST, DENSE).timings.reused == 0
+
+
 # --- whatever happens, an answer follows from what the result says was kept
 
 
 @given(st.integers(0, 10**9))
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=25, deadline=None)
 def test_every_turn_answers_as_if_its_kept_tokens_had_been_read_in_one_go(seed: int):
     """Turns that go on, that are edited, repeated, cancelled, dense, sparse, kept or scored again."""
     chance = random.Random(seed)

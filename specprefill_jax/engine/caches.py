@@ -15,7 +15,8 @@ from specprefill_jax.settings import Settings
 MOST_READINGS = 32
 """Prompts whose importance is remembered; each takes 4 bytes per token."""
 
-_DEFAULTS = Settings()
+Asked = tuple[object, ...]
+"""Everything that a plan follows from, beside what was read in earlier turns (`Request.asked`)."""
 
 
 class Readings:
@@ -59,26 +60,23 @@ class Caches:
         self.target = target
         self.readings = readings
         self.lasting = lasting
-        self._last: tuple[Int[np.ndarray, "M"], Settings, Plan] | None = None
+        self._last: tuple[Asked, Plan] | None = None
 
     @property
     def bytes(self) -> int:
         """Device memory that both tracks hold."""
         return self.target.bytes + (0 if self.draft is None else self.draft.bytes)
 
-    def last_plan(self, tokens: Int[np.ndarray, "M"], settings: Settings) -> Plan | None:
-        """The plan of the turn before, if it had the same prompt and settings: it took no work this time."""
-        if self._last is None:
+    def last_plan(self, asked: Asked) -> Plan | None:
+        """The plan of the turn before, if it asked for the same: it took no work this time."""
+        if self._last is None or self._last[0] != asked:
             return None
-        before, as_before, plan = self._last
-        if as_before != _deciding(settings) or not np.array_equal(before, tokens):
-            return None
-        scored = plan.scoring is not None
-        return dataclasses.replace(plan, draft_read=0, looked_ahead=0, remembered=scored)
+        plan = self._last[1]
+        return dataclasses.replace(plan, draft_read=0, looked_ahead=0, remembered=plan.scoring is not None)
 
-    def note_plan(self, tokens: Int[np.ndarray, "M"], settings: Settings, plan: Plan) -> None:
+    def note_plan(self, asked: Asked, plan: Plan) -> None:
         """Remember what this turn's prompt led to."""
-        self._last = tokens, _deciding(settings), plan
+        self._last = asked, plan
 
     def clear(self) -> None:
         """Give all device memory back; the next turn begins anew."""
@@ -86,9 +84,3 @@ class Caches:
         self.target.clear()
         if self.draft is not None:
             self.draft.clear()
-
-
-def _deciding(settings: Settings) -> Settings:
-    """The settings without those that a plan does not follow from."""
-    idle = {name: getattr(_DEFAULTS, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
-    return dataclasses.replace(settings, **idle)

@@ -49,7 +49,8 @@ class Planner:
         Earlier turns stay as they were kept, and the new turn's tokens are selected beside them; unless the
         settings want a wholly dense prompt, or all of it scored again.
         """
-        if (known := request.caches.last_plan(request.tokens, request.settings)) is not None:
+        lasting, asked = request.caches.lasting, request.asked if request.caches.lasting else ()
+        if lasting and (known := request.caches.last_plan(asked)) is not None:
             return known
         base = _fixed(request)
         plan = self._plan_from(request, base)
@@ -59,8 +60,8 @@ class Planner:
                 base.slots,
             )
             plan = self._plan_from(request, BEGINNING)
-        if request.caches.lasting:
-            request.caches.note_plan(request.tokens, request.settings, plan)
+        if lasting and plan.status is not Status.FAILED_DENSE:  # what failed is tried again
+            request.caches.note_plan(asked, plan)
         return plan
 
     def _plan_from(self, request: Request, base: Place) -> Plan:

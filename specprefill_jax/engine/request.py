@@ -1,14 +1,18 @@
 """One request on its way through the engine."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from specprefill_jax.engine.caches import Caches
+from specprefill_jax.engine.caches import Asked, Caches
 from specprefill_jax.engine.clock import Clock, Watcher
 from specprefill_jax.policy import Decision
 from specprefill_jax.settings import Settings
+
+_DEFAULTS = Settings()
+_SAMPLING = {name: getattr(_DEFAULTS, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,13 @@ class Request:
     stops: tuple[int, ...] = ()
     pinned: Bool[np.ndarray, "M"] | None = None
     guard: Decision | None = None
+
+    @property
+    def asked(self) -> Asked:
+        """Everything that its plan follows from, beside what was read in earlier turns."""
+        settings = dataclasses.replace(self.settings, **_SAMPLING)
+        pinned = None if self.pinned is None else self.pinned.tobytes()
+        return self.tokens.tobytes(), settings, pinned, self.guard
 
     @property
     def size(self) -> int:

@@ -4,14 +4,18 @@ A recurrent state cannot be cut back, and chat templates render history anew, so
 continues the last one to its end. So a track keeps snapshots where the next prompt is likely to branch off.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from specprefill_jax.errors import DeviceFailed, MemoryTooSmall
 from specprefill_jax.runtime.program import BeforeBlock, Decoded, Prefilled, Program
 from specprefill_jax.runtime.state import Snapshot, State
+
+logger = logging.getLogger(__name__)
 
 MOST_PLACES = 4
 """Snapshots that a track keeps: the first (after system and tools), and the newest. One takes 19 MiB for a
@@ -79,18 +83,22 @@ class Track:
         return self._state.bytes + sum(snapshot.bytes for snapshot in snapshots if snapshot is not None)
 
     def places(self, tokens: Int[np.ndarray, "M"], most: int) -> Iterator[Place]:
-        """Places whose tokens begin `tokens`, at most `most` of them: deepest first."""
+        """Places whose tokens begin `tokens`, at most `most` of them: deepest first.
+
+        None behind which a block would no longer fit the largest cache, unless nothing is left to read there.
+        """
         both = min(self.prompt, tokens.size)
         unlike = np.flatnonzero(self._tokens[:both] != tokens[:both])
         common = min(most, int(unlike[0]) if unlike.size else both)
         here = [Place(self.prompt, self._kept.size)] if self._settled and self.prompt else []
         for place in sorted([*self._places, *here], key=lambda place: -place.prompt):
-            if place.prompt <= common:
+            room = place.slots + self._shortest <= self.program.largest_capacity
+            if place.prompt <= common and (room or place.prompt == tokens.size):
                 yield place
         yield BEGINNING
 
     def start(self, place: Place, slots: int) -> None:
-        """Bring the state to a place, with a cache of at least `slots` slots from there on.
+        """Bring the state to a place, with a cache of at least `slots` slots and room for a block behind it.
 
         Raises:
             PromptTooLong: no compiled cache is that large.
@@ -98,7 +106,7 @@ class Track:
         """
         self._settled = False
         try:
-            self._start(place, slots)
+            self._start(place, max(slots, min(place.slots + self._shortest, self.program.largest_capacity)))
         except BaseException:
             self.clear()
             raise
@@ -120,8 +128,8 @@ class Track:
 
         Args:
             kept: Indices into `tokens`, ascending: those read before, and others up to the last token.
-            stops: Where to leave a place to come back to, in prompt tokens, ascending; beside those there is
-                none. The end is one if it is named.
+            stops: Where to leave a place to come back to, in prompt tokens, ascending: as far as there is
+                memory for it, and as a block after it still fits the cache. The end is one if it is named.
             rows: Whether to return the attention rows of the last tokens read.
             positions: The position of each kept token; None: its index, `kept`.
             before_block: Hears the tokens of this call done and in all, and may raise to cancel: then the
@@ -133,7 +141,7 @@ class Track:
         before, size = self._kept.size, tokens.size
         positions = kept if positions is None else positions
         prefilled: Prefilled | None = None
-        for stop in [stop for stop in stops if self.prompt < stop < size] + [size]:
+        for stop in self._reachable(stops, kept, size):
             start, end = self._kept.size, int(np.searchsorted(kept, stop))
 
             def block(done: int, _: int, start: int = start) -> None:
@@ -155,7 +163,7 @@ class Track:
             self._tokens, self._kept = tokens[:stop], kept[:end]
             self._settled = True
             if stop in stops:
-                self.stay(None if prefilled is None else prefilled.hidden)
+                self._stay_if_possible(None if prefilled is None else prefilled.hidden)
         assert prefilled is not None, "the last token of a prompt is kept, and was not read yet"
         return prefilled
 
@@ -198,6 +206,24 @@ class Track:
             self.program.grow(self._state, slots)
         if place.snapshot is not None:
             self.program.restore(self._state, place.snapshot)
+
+    @property
+    def _shortest(self) -> int:
+        """Tokens of the shortest block: it writes that many slots, however few of its tokens are valid."""
+        return self.program.model.blocks[0]
+
+    def _reachable(self, stops: Sequence[int], kept: Int[np.ndarray, "N"], size: int) -> list[int]:
+        """Stops still to come behind which a block fits the cache, and the end."""
+        last = self._present().capacity - self._shortest
+        inner = [stop for stop in stops if self.prompt < stop < size and np.searchsorted(kept, stop) <= last]
+        return [*inner, size]
+
+    def _stay_if_possible(self, hidden: Float[np.ndarray, "D"] | None) -> None:
+        """A place less costs the next turn time, and nothing else."""
+        try:
+            self.stay(hidden)
+        except (MemoryTooSmall, DeviceFailed) as error:
+            logger.info("no place to come back to after %d tokens: %s", self.prompt, error)
 
     def _present(self) -> State:
         assert self._state is not None, "start comes first"

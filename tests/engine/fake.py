@@ -24,6 +24,7 @@ from specprefill_jax.artifact.manifest import (
 from specprefill_jax.artifact.verify import Artifact
 from specprefill_jax.chat import Chat
 from specprefill_jax.engine import Engine
+from specprefill_jax.runtime.blocks import plan_blocks
 from specprefill_jax.runtime.program import BeforeBlock, Decoded, Prefilled, Program
 from specprefill_jax.runtime.state import Snapshot, State
 
@@ -132,6 +133,10 @@ class FakeProgram(Program):
         rows: bool = False,
         before_block: BeforeBlock | None = None,
     ) -> Prefilled:
+        # The padding of a block must fit the cache too.
+        plan_blocks(
+            tokens.size, lengths=(BLOCK,), capacity=state.capacity, start=state.length, rows=int(rows)
+        )
         self.calls.append(("prefill", tokens.tolist(), positions.tolist()))
         for start in range(0, tokens.size, BLOCK):
             if before_block is not None:
