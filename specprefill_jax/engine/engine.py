@@ -30,7 +30,7 @@ from specprefill_jax.policy import Status
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.target import check_proof, check_target, check_versions, open_device_for
 from specprefill_jax.runtime.tune import measured_device
-from specprefill_jax.selection import select
+from specprefill_jax.selection import require_room, select
 from specprefill_jax.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -219,6 +219,7 @@ class Engine:
         if self.draft is None:
             raise ArtifactError(f"artifact {self.artifact.manifest.name!r} has no draft, which alone scores")
         request = self._request(prompt, settings, Watcher(watch), self._caches(), options)
+        require_room(request.size, settings, request.pinned)
         reading, _ = self._planner.score(request)
         request.clock.enter("select")
         selection = select(reading.importance, settings, request.pinned)

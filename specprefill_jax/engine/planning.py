@@ -17,10 +17,18 @@ from specprefill_jax.errors import (
     DeviceFailed,
     MemoryTooSmall,
     NotFiniteOutput,
+    PromptTooLong,
     ScoresUnusable,
 )
 from specprefill_jax.policy import Status, decide
-from specprefill_jax.selection import NO_HISTORY, History, keeps_everything, select
+from specprefill_jax.selection import (
+    NO_HISTORY,
+    History,
+    fewest_kept,
+    keeps_everything,
+    require_room,
+    select,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +56,9 @@ class Planner:
 
         Earlier turns stay as they were kept, and the new turn's tokens are selected beside them; unless the
         settings want a wholly dense prompt, or all of it scored again.
+
+        Raises:
+            PromptTooLong: whatever the draft says, what is kept and the answer exceed the target's cache.
         """
         if (known := request.caches.last_plan(request.tokens, request.settings)) is not None:
             return known
@@ -74,6 +85,9 @@ class Planner:
             return _dense(request, history, Status.KEPT_ALL, "the settings keep every token of this prompt")
         if draft is None:
             return _dense(request, history, Status.FAILED_DENSE, self._no_draft)
+        if base is BEGINNING:
+            fewest = fewest_kept(request.size, settings)
+            check_slots(request, fewest, f"at least {fewest} tokens kept of {request.size}")
         reason = decision.reason
         if settings.mode == "auto" and settings.break_even:
             estimate = self._gauge.estimate(request, history)
@@ -81,6 +95,7 @@ class Planner:
                 return _dense(request, history, Status.SKIPPED_BREAK_EVEN, estimate.reason)
             reason = reason if estimate is None else estimate.reason
         try:
+            require_room(request.size, settings, request.pinned, history)
             reading, remembered = self.score(request)
             request.clock.enter("select")
             selection = select(reading.importance, settings, request.pinned, history)
@@ -149,6 +164,25 @@ def deepest_place(request: Request, kept: Int[np.ndarray, "N"]) -> Place:
         if np.array_equal(target.kept[: place.slots], kept[: np.searchsorted(kept, place.prompt)]):
             return place
     return BEGINNING
+
+
+def check_slots(request: Request, kept: int, read: str) -> None:
+    """Whether the target can hold `kept` tokens, which the caller calls `read`, and the answer.
+
+    Raises:
+        PromptTooLong: it cannot.
+    """
+    target, asked = request.caches.target.program, request.settings.max_tokens
+    largest = target.largest_capacity
+    if kept + asked <= largest:
+        return
+    remedies = ["shorten the prompt", "keep less of it", "use an artifact with larger `capacities`"]
+    if kept < largest:
+        remedies.insert(0, f"lower max_tokens (--max-tokens) to {largest - kept}")
+    raise PromptTooLong(
+        f"{read} and max_tokens={asked} for the answer need {kept + asked} cache slots, but {target.label} "
+        f"was compiled for {largest}: {', '.join(remedies[:-1])}, or {remedies[-1]}"
+    )
 
 
 def _fixed(request: Request) -> Place:

@@ -1,6 +1,7 @@
 """Selection: from importance per token to the positions that the target reads. Knows no device."""
 
 from specprefill_jax.selection.budget import (
+    fewest_kept,
     forced_tokens,
     keeps_everything,
     minimum_kept,
@@ -8,7 +9,7 @@ from specprefill_jax.selection.budget import (
     turn_budget,
 )
 from specprefill_jax.selection.scores import boost, chunk_masses, normalize
-from specprefill_jax.selection.select import NO_HISTORY, History, Selection, select
+from specprefill_jax.selection.select import NO_HISTORY, History, Selection, require_room, select
 
 __all__ = [
     "NO_HISTORY",
@@ -16,10 +17,12 @@ __all__ = [
     "Selection",
     "boost",
     "chunk_masses",
+    "fewest_kept",
     "forced_tokens",
     "keeps_everything",
     "minimum_kept",
     "normalize",
+    "require_room",
     "select",
     "token_budget",
     "turn_budget",

@@ -95,8 +95,7 @@ def select(
     open_ = np.arange(tokens) >= history.prompt
     kept = np.zeros(tokens, dtype=bool)
     kept[history.kept] = True
-    pinned = np.zeros(tokens, dtype=bool) if pinned is None else pinned & open_
-    forced = (forced_tokens(tokens, settings.chunk) & open_) | pinned
+    forced, pinned = _forced(tokens, settings, pinned, history)
     if keeps_everything(new, settings):
         return _selection(kept | open_, forced, pinned, settings, tokens, np.zeros(0))
     _warn_of_cap(new, settings)
@@ -113,6 +112,32 @@ def select(
     _take_chunks(taken, ranking, masses, settings.chunk, budget=before + budget, enough=enough)
     _fill(taken, ranking, settings.chunk, up_to=before + min(minimum_kept(new), budget))
     return _selection(kept | (taken & open_), forced, pinned, settings, history.kept.size + budget, means)
+
+
+def require_room(
+    tokens: int,
+    settings: Settings,
+    pinned: Bool[np.ndarray, "M"] | None = None,
+    history: History = NO_HISTORY,
+) -> None:
+    """What `select` finds out whatever the importance, so that no scoring is paid for in vain.
+
+    Raises:
+        BudgetTooSmall: as `select` will, if a prompt of `tokens` can be ranked at all.
+    """
+    new = tokens - history.prompt
+    if not keeps_everything(new, settings):
+        budget = turn_budget(tokens, history.prompt, history.kept.size, settings)
+        _check_room(*_forced(tokens, settings, pinned, history), budget, new, settings)
+
+
+def _forced(
+    tokens: int, settings: Settings, pinned: Bool[np.ndarray, "M"] | None, history: History
+) -> tuple[Bool[np.ndarray, "M"], Bool[np.ndarray, "M"]]:
+    """Masks of the tokens since `history` that are kept in any case, and of the pinned ones among them."""
+    open_ = np.arange(tokens) >= history.prompt
+    pinned = np.zeros(tokens, dtype=bool) if pinned is None else pinned & open_
+    return (forced_tokens(tokens, settings.chunk) & open_) | pinned, pinned
 
 
 def _take_chunks(
