@@ -40,6 +40,8 @@ class Outline:
         boundaries: Counts of first tokens that later prompts are likely to begin with too, ascending, none of
             them 0 or the whole prompt: after the system part and the tools (and what opens the first user
             message), after the last user message, and before the opening of the answer.
+        opening: Count of first tokens up to the end of the last content: behind it the template closes that
+            message and opens the answer. The whole prompt where that is not known.
         spans: Token spans of each role that was asked for. "system" and "tools" are everything up to the end
             of both; the others are contents of messages, without what the template puts around them. A role
             that the conversation lacks has no spans; one whose place the template hides is not in here.
@@ -49,18 +51,19 @@ class Outline:
     text: str | None
     offsets: Int[np.ndarray, "K 2"]
     boundaries: tuple[int, ...]
+    opening: int
     spans: Mapping[str, tuple[Span, ...]]
 
     @classmethod
     def of_text(cls, chat: Chat, text: str) -> "Outline":
         """A text that is taken as it is: nothing is known about its parts."""
         tokens, offsets = chat.encode_with_offsets(text)
-        return cls(tokens, text, offsets, (), {})
+        return cls(tokens, text, offsets, (), tokens.size, {})
 
     @classmethod
     def of_tokens(cls, tokens: Int[np.ndarray, "M"]) -> "Outline":
         """Tokens that are taken as they are."""
-        return cls(tokens, None, np.zeros((0, 2), dtype=np.int32), (), {})
+        return cls(tokens, None, np.zeros((0, 2), dtype=np.int32), (), tokens.size, {})
 
 
 def outline(
@@ -73,8 +76,8 @@ def outline(
 ) -> Outline:
     """Renders and encodes a conversation, and finds its parts.
 
-    It costs one encoding and three renderings, of which one is of the system part alone; one more where
-    messages follow the last user message, and one for each message of `roles`.
+    It costs one encoding and four renderings, of which one is of the system part alone; one more where
+    messages follow the last user message, and one for each message of `roles` but the last.
 
     Args:
         prefix, variables: As for `Chat.render`; `tools` among the variables are tool definitions.
@@ -110,7 +113,9 @@ def outline(
         if found is not None:
             spans[role] = found
     boundaries = sorted({count for count in (system, *ends) if 0 < count < tokens.size})
-    return Outline(tokens, text, offsets, tuple(boundaries), spans)
+    content = place(len(messages) - 1)
+    opening = tokens.size if content is None else tokens_before(offsets, content.end)
+    return Outline(tokens, text, offsets, tuple(boundaries), opening, spans)
 
 
 def check_roles(roles: Sequence[str]) -> None:

@@ -192,6 +192,24 @@ def test_a_prefix_belongs_to_the_prompt_and_moves_nothing():
     assert starts_with(begun.tokens, plain.tokens)
 
 
+@pytest.mark.parametrize(
+    ("messages", "opening"),
+    [
+        (turn(1), "<|im_end|>\n<|im_start|>assistant\n<think>\nFi"),
+        (
+            [*turn(0), *called("Sobe", "")],
+            "\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\nFi",
+        ),
+    ],
+    ids=["user", "tool"],
+)
+def test_behind_the_last_content_comes_what_closes_its_message_and_opens_the_answer(
+    messages: list[Message], opening: str
+):
+    prompt = outline(QWEN, messages, prefix="Fi")
+    assert QWEN.decode(prompt.tokens[prompt.opening :]) == opening
+
+
 def test_the_tokens_are_those_of_the_text():
     prompt = outline(QWEN, turn(2), variables=TOOLS)
     text = QWEN.render(turn(2), variables=TOOLS)
@@ -202,10 +220,10 @@ def test_the_tokens_are_those_of_the_text():
 @pytest.mark.parametrize(
     ("messages", "roles", "renderings"),
     [
-        (turn(2), (), 3),
+        (turn(2), (), 4),
         (turn(2), ("system", "tools", "last_user"), 4),
         (turn(2), ("user", "last_user"), 6),
-        ([*turn(0), *called("Sobe", "")], ("last_user",), 5),
+        ([*turn(0), *called("Sobe", "")], ("last_user",), 6),
         ([said("user", "long " * 8000)], ("system", "tools", "last_user"), 4),
     ],
 )
@@ -283,7 +301,9 @@ def test_a_template_that_refuses_parts_of_a_conversation_gives_no_boundary(tmp_p
     ids=["said_twice", "more_than_the_content_changes", "refused", "left_out"],
 )
 def test_a_content_that_cannot_be_placed_is_hidden(template: str, tmp_path: Path):
-    assert outline(chat_with(template, tmp_path), [said("user", "river")], roles=["user"]).spans == {}
+    prompt = outline(chat_with(template, tmp_path), [said("user", "river")], roles=["user"])
+    assert prompt.spans == {}
+    assert prompt.opening == prompt.tokens.size
 
 
 def test_a_content_that_the_template_rewrites_is_placed_where_it_was_rewritten(tmp_path: Path):

@@ -7,12 +7,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from specprefill_jax.chat import Chat
-from specprefill_jax.engine.planning import deepest_place
+from specprefill_jax.engine.planning import check_slots, deepest_place
 from specprefill_jax.engine.request import Request
 from specprefill_jax.engine.values import Plan, Result, Timings, Usage
 from specprefill_jax.errors import PromptTooLong
 from specprefill_jax.policy import Status
-from specprefill_jax.runtime.program import Program
 from specprefill_jax.sampling import sample
 
 
@@ -33,7 +32,7 @@ def read_kept(
     """
     request.clock.enter("target_prefill")
     track = request.caches.target
-    _check_room(request, plan, track.program)
+    _check_room(request, plan)
     place = deepest_place(request, plan.kept)
     track.start(place, plan.kept.size + request.settings.max_tokens)
     hidden = place.hidden
@@ -128,19 +127,10 @@ def check_positions(request: Request) -> None:
         )
 
 
-def _check_room(request: Request, plan: Plan, target: Program) -> None:
-    largest, kept, asked = target.largest_capacity, plan.kept.size, request.settings.max_tokens
-    if kept + asked <= largest:
-        return
+def _check_room(request: Request, plan: Plan) -> None:
     read = f"{request.size} prompt tokens"
-    if kept < request.size:
-        read = f"{kept} tokens kept of {request.size}"
+    if plan.kept.size < request.size:
+        read = f"{plan.kept.size} tokens kept of {request.size}"
     elif plan.status is not Status.DISABLED:
         read += f" ({plan.status}: {plan.reason})"
-    remedies = ["shorten the prompt", "keep less of it", "use an artifact with larger `capacities`"]
-    if kept < largest:
-        remedies.insert(0, f"lower max_tokens (--max-tokens) to {largest - kept}")
-    raise PromptTooLong(
-        f"{read} and max_tokens={asked} for the answer need {kept + asked} cache slots, but {target.label} "
-        f"was compiled for {largest}: {', '.join(remedies[:-1])}, or {remedies[-1]}"
-    )
+    check_slots(request, plan.kept.size, read)

@@ -30,7 +30,7 @@ from specprefill_jax.policy import Decision, Status, plan_memory, require_memory
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.target import check_proof, check_target, check_versions, open_device_for
 from specprefill_jax.runtime.tune import measured_device
-from specprefill_jax.selection import select
+from specprefill_jax.selection import bounds_of, select
 from specprefill_jax.settings import SMALLEST_WINDOW, Settings
 
 logger = logging.getLogger(__name__)
@@ -220,6 +220,7 @@ class Engine:
         if self.draft is None:
             raise ArtifactError(f"artifact {self.artifact.manifest.name!r} has no draft, which alone scores")
         request = self._request(prompt, settings, Watcher(watch), self._caches(), options)
+        bounds_of(request.size, settings, request.pinned)
         reading, _ = self._planner.score(request)
         request.clock.enter("select")
         selection = select(reading.importance, settings, request.pinned)

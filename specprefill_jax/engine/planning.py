@@ -17,10 +17,18 @@ from specprefill_jax.errors import (
     DeviceFailed,
     MemoryTooSmall,
     NotFiniteOutput,
+    PromptTooLong,
     ScoresUnusable,
 )
 from specprefill_jax.policy import Status, decide
-from specprefill_jax.selection import NO_HISTORY, History, bounds_of, keeps_everything, select
+from specprefill_jax.selection import (
+    NO_HISTORY,
+    History,
+    bounds_of,
+    fewest_kept,
+    keeps_everything,
+    select,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +56,9 @@ class Planner:
 
         Earlier turns stay as they were kept, and the new turn's tokens are selected beside them; unless the
         settings want a wholly dense prompt, or all of it scored again.
+
+        Raises:
+            PromptTooLong: whatever the draft says, what is kept and the answer exceed the target's cache.
         """
         lasting, asked = request.caches.lasting, request.asked if request.caches.lasting else ()
         if lasting and (known := request.caches.last_plan(asked)) is not None:
@@ -79,6 +90,9 @@ class Planner:
             bounds_of(request.size, settings, request.pinned, history)
         except BudgetTooSmall as error:
             return _dense(request, history, Status.SKIPPED_INSUFFICIENT_BUDGET, str(error))
+        if base is BEGINNING:
+            fewest = fewest_kept(request.size, settings)
+            check_slots(request, fewest, f"at least {fewest} tokens kept of {request.size}")
         reason = decision.reason
         if settings.mode == "auto" and settings.break_even:
             estimate = self._gauge.estimate(request, history)
@@ -158,6 +172,25 @@ def deepest_place(request: Request, kept: Int[np.ndarray, "N"]) -> Place:
         if np.array_equal(target.kept[: place.slots], kept[: np.searchsorted(kept, place.prompt)]):
             return place
     return BEGINNING
+
+
+def check_slots(request: Request, kept: int, read: str) -> None:
+    """Whether the target can hold `kept` tokens, which the caller calls `read`, and the answer.
+
+    Raises:
+        PromptTooLong: it cannot.
+    """
+    target, asked = request.caches.target.program, request.settings.max_tokens
+    largest = target.largest_capacity
+    if kept + asked <= largest:
+        return
+    remedies = ["shorten the prompt", "keep less of it", "use an artifact with larger `capacities`"]
+    if kept < largest:
+        remedies.insert(0, f"lower max_tokens (--max-tokens) to {largest - kept}")
+    raise PromptTooLong(
+        f"{read} and max_tokens={asked} for the answer need {kept + asked} cache slots, but {target.label} "
+        f"was compiled for {largest}: {', '.join(remedies[:-1])}, or {remedies[-1]}"
+    )
 
 
 def _fixed(request: Request) -> Place:

@@ -44,7 +44,8 @@ class Encoded:
     Attributes:
         tokens: The prompt.
         boundaries: Counts of its first tokens that a later prompt is likely to begin with too.
-        pinned: Tokens that are kept whatever their importance.
+        pinned: Tokens that are kept whatever their importance; in a conversation also what closes its last
+            message and opens the answer, without which a model goes on with the message.
         guard: What forbids to prefill it sparsely, whatever that would save; None: nothing does.
     """
 
@@ -101,7 +102,9 @@ def encode(
     if forbidden is None and tools and settings.tool_guard == "spans" and "tools" not in found.spans:
         forbidden = "the chat template hides where the tool definitions are, so they cannot be kept whole"
     reason = None if forbidden is None else Decision(Status.SKIPPED_TOOL_GUARD, forbidden)
-    return Encoded(found.tokens, found.boundaries, pinned_tokens(pins, found, default_roles), reason)
+    pinned = pinned_tokens(pins, found, default_roles)
+    pinned[found.opening :] = True
+    return Encoded(found.tokens, found.boundaries, pinned, reason)
 
 
 def _messages(prompt: Prompt) -> Sequence[Message] | None:

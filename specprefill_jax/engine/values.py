@@ -62,7 +62,7 @@ class Timings:
         status, reason: What became of the request, and why.
         prompt, kept, forced: Tokens of the prompt, those read by the target, and of these the ones that were
             kept whatever their importance.
-        pinned: How many of the forced tokens the caller or a role asked for.
+        pinned: How many of the forced tokens the caller or a role asked for, or open the answer.
         reused: Tokens of the prompt that the target was done with from earlier turns, whether it had read
             them or left them out.
         draft_read: Tokens that the draft read for this request; by windows, those of overlaps twice.

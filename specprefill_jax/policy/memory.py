@@ -13,7 +13,7 @@ from specprefill_jax.artifact.manifest import ELEMENT_BYTES, Manifest, Model
 from specprefill_jax.errors import ArtifactError, EmptyPrompt, MemoryTooSmall, PromptTooLong, SettingError
 from specprefill_jax.policy.decision import decide
 from specprefill_jax.scoring import attention_bytes, auto_window
-from specprefill_jax.selection import keeps_everything, minimum_kept, token_budget
+from specprefill_jax.selection import fewest_kept, keeps_everything, token_budget
 from specprefill_jax.settings import SMALLEST_WINDOW, Settings
 
 SNAPSHOTS = 3
@@ -181,7 +181,7 @@ def plan_memory(manifest: Manifest, tokens: int, settings: Settings) -> MemoryPl
         return MemoryPlan(tokens, settings.max_tokens, reason, (), tuple(impossible))
     of_draft, of_target = _weights(manifest)
     largest = target.capacities[-1]
-    fewest, most = _kept(tokens, settings)
+    fewest, most = fewest_kept(tokens, settings), min(token_budget(tokens, settings), tokens)
     if sparse and fewest + settings.max_tokens > largest:
         impossible.append(_too_few("sparse prefill", fewest + settings.max_tokens, "target", target))
     elif sparse:
@@ -254,14 +254,6 @@ def _weights(manifest: Manifest) -> tuple[int, int]:
     """Bytes of the draft's and the target's archive; one that both share counts once."""
     draft, target = manifest.models["draft"].parameters, manifest.models["target"].parameters
     return 0 if draft == target else manifest.files[draft].bytes, manifest.files[target].bytes
-
-
-def _kept(tokens: int, settings: Settings) -> tuple[int, int]:
-    """Fewest and most tokens that selection may keep: a fraction but for a chunk, or any share by mass."""
-    most = min(token_budget(tokens, settings), tokens)
-    if settings.selection == "chunk":
-        return max(most - settings.chunk + 1, 1), most
-    return min(minimum_kept(tokens), most), most
 
 
 def _readings(draft: Model, tokens: int, settings: Settings) -> Iterator[tuple[int | None, int]]:

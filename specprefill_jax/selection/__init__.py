@@ -1,6 +1,7 @@
 """Selection: from importance per token to the positions that the target reads. Knows no device."""
 
 from specprefill_jax.selection.budget import (
+    fewest_kept,
     forced_tokens,
     keeps_everything,
     minimum_kept,
@@ -18,6 +19,7 @@ __all__ = [
     "boost",
     "bounds_of",
     "chunk_masses",
+    "fewest_kept",
     "forced_tokens",
     "keeps_everything",
     "minimum_kept",

@@ -39,6 +39,14 @@ def token_budget(tokens: int, settings: Settings) -> int:
     return min(wanted, settings.max_keep) if settings.max_keep else wanted
 
 
+def fewest_kept(tokens: int, settings: Settings) -> int:
+    """Fewest tokens that selection keeps of `tokens`: the budget but for a chunk, or by mass the minimum."""
+    budget = min(token_budget(tokens, settings), tokens)
+    if settings.selection == "chunk":
+        return max(budget - settings.chunk + 1, 1)
+    return min(minimum_kept(tokens), budget)
+
+
 def turn_budget(tokens: int, before: int, kept_before: int, settings: Settings) -> int:
     """Most tokens that a turn may keep of the `tokens - before` that are new in a conversation of `tokens`.
 

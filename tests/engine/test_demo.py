@@ -13,10 +13,15 @@ import numpy as np
 import pytest
 from jaxtyping import Float, Int
 
+from specprefill_jax.artifact.verify import Artifact
 from specprefill_jax.cli import load, main
 from specprefill_jax.engine import Engine, Result, Track
 from specprefill_jax.engine.track import BEGINNING
+from specprefill_jax.errors import DeviceFailed
+from specprefill_jax.pins import Pins
+from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.state import State
+from specprefill_jax.session import Session
 from specprefill_jax.settings import Settings
 from tests.engine.fake import DEMO
 
@@ -149,6 +154,98 @@ def test_after_lookahead_the_drafts_state_is_the_one_before_bit_for_bit(
         used = range(without.length if tensor.grows else len(before[tensor.name]))
         got, wanted = (found[tensor.name].take(used, axis=axis) for found in (after, before))
         np.testing.assert_array_equal(got, wanted, err_msg=tensor.name)
+
+
+def test_the_same_request_is_answered_the_same_bit_for_bit(engine: Engine):
+    tokens = tokens_of(engine, EXAMPLES[10])
+    first = engine.generate(tokens, SPARSE)
+    logits = engine.logits_from(tokens, first.kept)
+    engine.generate(tokens_of(engine, EXAMPLES[0]), SPARSE)
+    engine.forget()  # or it would be looked up
+    second = engine.generate(tokens, SPARSE)
+    np.testing.assert_array_equal(first.kept, second.kept)
+    np.testing.assert_array_equal(logits, engine.logits_from(tokens, second.kept))
+    assert first.tokens == second.tokens
+
+
+def test_facts_in_code_are_kept_whole_and_found_at_every_keep_rate(engine: Engine):
+    """Five documents of code-like filler, the fact at another depth in each; dense prefill finds all five."""
+    found = dict.fromkeys((0.1, 0.2, 0.3), 0)
+    for example in EXAMPLES[15:20]:
+        tokens = tokens_of(engine, example)
+        for keep in found:
+            result = engine.generate(tokens, dataclasses.replace(SPARSE, max_tokens=1, keep=keep))
+            assert result.timings.status == "active"
+            assert result.kept.size <= -(-keep * tokens.size // 1)
+            assert keep < 0.2 or set(range(*example["fact_span"])) <= set(result.kept.tolist())
+            found[keep] += result.tokens[0] == example["answer_ids"][0]
+    assert found[0.2] == found[0.3] == 5
+    assert found[0.1] >= 4
+
+
+def test_by_default_a_fact_in_the_middle_of_4000_tokens_of_code_is_found(engine: Engine):
+    example = EXAMPLES[37]
+    result = engine.generate(tokens_of(engine, example), dataclasses.replace(SPARSE, max_tokens=1))
+    assert result.timings.status == "active"
+    assert set(range(*example["fact_span"])) <= set(result.kept.tolist())
+    assert result.tokens[0] == example["answer_ids"][0]
+
+
+def test_a_secret_of_the_first_turn_is_known_in_the_next_which_reads_only_what_is_new(engine: Engine):
+    """The first turn is the document without its question, the fact pinned as a system part would be."""
+    example = EXAMPLES[12]
+    tokens, (first, end) = tokens_of(engine, example), example["fact_span"]
+    document = tokens.size - 40
+
+    def second_turn(tokens: Int[np.ndarray, "M"], pins: Pins) -> Result:
+        session = Session(engine)
+        session.generate(tokens[:-40], SPARSE, pins=pins)
+        return session.generate(tokens, SPARSE)
+
+    result = second_turn(tokens, Pins(tokens=((first, end),)))
+    assert result.tokens[0] == example["answer_ids"][0]
+    assert (result.timings.reused, result.timings.draft_read) == (document, 40)
+    without = second_turn(np.delete(tokens, range(first, end)), Pins())
+    assert without.tokens[0] != example["answer_ids"][0]
+
+
+def test_a_token_after_sparse_prefill_calls_the_entries_that_one_after_dense_prefill_calls(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    called: list[str] = []
+    invoke = engine.target._invoke
+
+    def note(entry: str, *arguments: Any) -> Any:
+        called.append(entry)
+        return invoke(entry, *arguments)
+
+    monkeypatch.setattr(engine.target, "_invoke", note)
+    for settings in (SPARSE, DENSE):
+        called.clear()
+        result = engine.generate(tokens_of(engine, EXAMPLES[1]), settings)
+        answering = [entry for entry in called if not entry.startswith("prefill")]
+        steps = len(result.tokens) - (result.finish == "length")  # the last token is not read
+        assert answering == ["head", *[f"decode_C{engine.target.largest_capacity}"] * steps]
+        assert steps
+
+
+def test_a_draft_that_does_not_load_leaves_dense_answers_that_say_why(
+    demo: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    load = Program.load
+
+    def fail(artifact: Artifact, role: str, *arguments: Any, **more: Any) -> Program:
+        if role == "draft":
+            raise DeviceFailed("RESOURCE_EXHAUSTED")
+        return load(artifact, role, *arguments, **more)
+
+    monkeypatch.setattr(Program, "load", fail)
+    alone = Engine.load(demo)
+    result = alone.generate(EXAMPLES[0]["prompt"], SPARSE, raw=True)
+    assert result.timings.status == "failed_dense"
+    assert result.timings.reason == "the draft could not be loaded: RESOURCE_EXHAUSTED"
+    assert result.timings.reason in caplog.text
+    assert result.tokens == engine.generate(EXAMPLES[0]["prompt"], DENSE, raw=True).tokens
 
 
 def test_windows_find_the_fact_too(engine: Engine):

@@ -1,9 +1,11 @@
 """Budgets: how many tokens may be kept, and which must be."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from specprefill_jax.selection import forced_tokens, keeps_everything, minimum_kept, token_budget
+from specprefill_jax.selection import fewest_kept, forced_tokens, keeps_everything, minimum_kept, token_budget
 from specprefill_jax.settings import Settings
 
 
@@ -12,6 +14,21 @@ from specprefill_jax.settings import Settings
 )
 def test_the_minimum_is_a_tenth_between_4_and_128(tokens: int, minimum: int):
     assert minimum_kept(tokens) == minimum
+
+
+@pytest.mark.parametrize(
+    ("knobs", "fewest"),
+    [
+        ({"keep": 0.3, "max_keep": 0}, 300 - 31),  # whole chunks of 32 up to the budget
+        ({"keep": 0.3, "max_keep": 0, "chunk": 400}, 1),
+        ({"max_keep": 0}, 100),  # by mass the minimum
+        ({"max_keep": 50}, 50),
+    ],
+)
+def test_the_fewest_kept_are_the_budget_but_for_a_chunk_and_by_mass_the_minimum(
+    knobs: dict[str, Any], fewest: int
+):
+    assert fewest_kept(1000, Settings(**knobs)) == fewest
 
 
 @pytest.mark.parametrize(

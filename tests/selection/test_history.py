@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxtyping import Float, Int
 
 from specprefill_jax.errors import BudgetTooSmall
-from specprefill_jax.selection import History, minimum_kept, select, turn_budget
+from specprefill_jax.selection import History, bounds_of, minimum_kept, select, turn_budget
 from specprefill_jax.settings import Settings
 
 
@@ -111,7 +111,10 @@ def test_whatever_the_turns_the_promises_hold(data: st.DataObject):
     try:
         selection = select(scores, knobs, pinned, history)
     except BudgetTooSmall:
+        with pytest.raises(BudgetTooSmall):
+            bounds_of(size, knobs, pinned, history)
         return
+    bounds_of(size, knobs, pinned, history)
     found = selection.kept
     assert found[found < before].tolist() == kept.tolist()
     assert set(np.flatnonzero(pinned & (np.arange(size) >= before))) <= set(found.tolist())

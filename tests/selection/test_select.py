@@ -4,6 +4,7 @@ Most examples have no boost and 10 chunks of 4 tokens, all of a chunk with the s
 at least 4 are kept, and 8 are forced: chunk 0 (the first 4) and chunk 9 (the last).
 """
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specprefill_jax.errors import BudgetTooSmall, ScoresUnusable
-from specprefill_jax.selection import Selection, forced_tokens, minimum_kept, select, token_budget
+from specprefill_jax.selection import (
+    Selection,
+    bounds_of,
+    fewest_kept,
+    forced_tokens,
+    minimum_kept,
+    select,
+    token_budget,
+)
 from specprefill_jax.settings import Settings
 
 
@@ -326,8 +335,10 @@ def test_whatever_the_scores_the_promises_hold(case: tuple[np.ndarray, dict[str,
     forced = np.flatnonzero(forced_tokens(importance.size, chosen.chunk))
     try:
         selection = select(importance, chosen)
-    except BudgetTooSmall:
+    except BudgetTooSmall as error:
         assert token_budget(importance.size, chosen) <= forced.size
+        with pytest.raises(BudgetTooSmall, match=re.escape(str(error))):
+            bounds_of(importance.size, chosen)
         return
     except ScoresUnusable:
         assert importance.min() == importance.max()
@@ -338,6 +349,8 @@ def test_whatever_the_scores_the_promises_hold(case: tuple[np.ndarray, dict[str,
     assert np.isin(forced, kept).all()
     assert kept.size <= selection.budget
     assert kept.size >= min(minimum_kept(importance.size), selection.budget)
+    assert kept.size >= fewest_kept(importance.size, chosen)
+    bounds_of(importance.size, chosen)
     assert selection.kept_all == (kept.size == importance.size)
     if not selection.kept_all and kept.size > minimum_kept(importance.size):
         free = np.setdiff1d(kept, forced)
@@ -361,8 +374,10 @@ def test_whatever_is_pinned_is_kept_within_the_budget(
     forced = forced_tokens(size, chosen.chunk) | pinned
     try:
         selection = select(importance, chosen, pinned)
-    except BudgetTooSmall:
+    except BudgetTooSmall as error:
         assert token_budget(size, chosen) <= forced.sum()
+        with pytest.raises(BudgetTooSmall, match=re.escape(str(error))):
+            bounds_of(size, chosen, pinned)
         return
     except ScoresUnusable:
         assert importance.min() == importance.max()
