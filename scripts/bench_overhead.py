@@ -42,14 +42,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """Milliseconds of each round, and the blocks that the target read, of the two ways."""
+    """Milliseconds of each round, those of them in which it was decided what to read, and blocks read."""
 
     case: Case
     tokens: int
     dense_ms: Sequence[float]
     auto_ms: Sequence[float]
-    dense_blocks: int
-    auto_blocks: int
+    decide_ms: tuple[float, float] = (0.0, 0.0)
+    blocks: tuple[int, int] = (0, 0)
 
     @property
     def ratios(self) -> list[float]:
@@ -65,13 +65,13 @@ def main() -> int:
     """0 if the bar is met, 1 if not, 2 if it cannot be tried."""
     parser = argparse.ArgumentParser(prog="bench_overhead", description=__doc__)
     add_subject(parser)
-    parser.add_argument("--rounds", type=int, help="of each prompt (default 100; true shapes: 3)")
+    parser.add_argument("--rounds", type=int, help="of each prompt (default 200; true shapes: 3)")
     options = parser.parse_args()
     demo = options.true_shapes is None
     try:
         engine = whose_draft_never_pays(load(options))
         cases = demo_cases(engine) if demo else random_cases(engine)
-        found = [measure(case, options.rounds or (100 if demo else 3)) for case in cases]
+        found = [measure(case, options.rounds or (200 if demo else 3)) for case in cases]
     except (SpecPrefillError, OSError, Unexpected) as error:
         print(f"bench_overhead: error: {error}", file=sys.stderr)
         return 2
@@ -122,10 +122,10 @@ def cases(
 
     messages: Prompt = [{"role": "user", "content": message}]
     return [
-        Case("below break-even", dense(longer, options), auto(longer, long_enough), "skipped_break_even"),
-        Case("below the minimum", dense(shorter, options), auto(shorter, AUTO), "skipped_min_tokens"),
+        Case("one prompt", dense(longer, options), auto(longer, long_enough), "skipped_break_even"),
+        Case("one prompt", dense(shorter, options), auto(shorter, AUTO), "skipped_min_tokens"),
         Case(
-            "first turn of a conversation",
+            "first turn",
             dense(messages, {}),
             lambda watch: Session(engine).generate(messages, AUTO, watch=watch),
             "skipped_min_tokens",
@@ -135,56 +135,75 @@ def cases(
 
 
 def measure(case: Case, rounds: int) -> Measured:
-    """Both ways in each round, in changing order, after one that counts blocks.
+    """Both ways in each round, in changing order, after runs that count blocks and warm up.
 
     Raises:
         Unexpected: the draft was not declined as it should be.
     """
-    blocks = {}
-    for name, ask in (("dense", case.dense), ("auto", case.auto)):
-        heard: list[str] = []
-        result = ask(lambda phase, _, __, heard=heard: heard.append(phase))
-        blocks[name] = heard.count("prefill")
-    status = str(result.timings.status)
-    if status != case.status:
-        raise Unexpected(f"{case.name}: status {status} in place of {case.status}: {result.timings.reason}")
-    took: dict[str, list[float]] = {"dense": [], "auto": []}
-    say(f"{case.name}: {rounds} rounds")
+    ways = {"dense": case.dense, "auto": case.auto}
+    blocks = {name: count_blocks(ask) for name, ask in ways.items()}
+    timings = case.auto(None).timings
+    if timings.status != case.status:
+        raise Unexpected(f"{case.name}: status {timings.status} in place of {case.status}: {timings.reason}")
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    deciding: dict[str, list[float]] = {name: [] for name in ways}
+    say(f"{case.name}, {case.status}: {rounds} rounds")
     for number in range(rounds):
-        for name in ("dense", "auto") if number % 2 else ("auto", "dense"):
-            took[name].append(timed(case.dense if name == "dense" else case.auto))
-    tokens = result.usage.prompt_tokens
-    return Measured(case, tokens, took["dense"], took["auto"], blocks["dense"], blocks["auto"])
+        for name in sorted(ways, reverse=number % 2 == 1):
+            began = time.perf_counter()
+            result = ways[name](None)
+            took[name].append((time.perf_counter() - began) * 1000)
+            deciding[name].append(result.timings.phases["decide"])
+    return Measured(
+        case,
+        timings.prompt,
+        took["dense"],
+        took["auto"],
+        (median(deciding["dense"]), median(deciding["auto"])),
+        (blocks["dense"], blocks["auto"]),
+    )
 
 
-def timed(ask: Ask) -> float:
-    """Milliseconds that a caller waits for an answer of one token."""
-    began = time.perf_counter()
-    ask(None)
-    return (time.perf_counter() - began) * 1000
+def count_blocks(ask: Ask) -> int:
+    """How many blocks the target reads for an answer."""
+    heard: list[str] = []
+    ask(lambda phase, _, __: heard.append(phase))
+    return heard.count("prefill")
 
 
 def bars_missed(found: Sequence[Measured]) -> list[str]:
     """Prompts that take too long, in words."""
     return [
-        f'{one.case.name}: "auto" takes {median(one.ratios):.3f} times what "dense" takes, more than {MOST:g}'
+        f'{one.case.status}: "auto" takes {median(one.ratios):.3f} times as long as "dense", more than {MOST:g}'
         for one in found
         if one.case.bar and median(one.ratios) > MOST
     ]
 
 
 def table(subject: str, found: Sequence[Measured]) -> Table:
-    """A row per case: medians, and the ratio of the two ways with its quartiles."""
+    """A row per case: medians, and the ratio of the two ways with its quartiles; pairs are dense and auto."""
     shown = Table(title=f"{subject}: one new token, medians of {len(found[0].auto_ms)} rounds")
-    for header in ("prompt", "status", "tokens", "blocks", "dense, ms", "auto, ms", "ratio", "quartiles"):
-        shown.add_column(header, justify="left" if header in ("prompt", "status") else "right")
+    for header in (
+        "prompt",
+        "status",
+        "tokens",
+        "blocks",
+        "decide, ms",
+        "dense, ms",
+        "auto, ms",
+        "ratio",
+        "quartiles",
+    ):
+        words = header in ("prompt", "status")
+        shown.add_column(header, justify="left" if words else "right", no_wrap=words)
     for one in found:
         low, middle, high = spread(one.ratios)
         shown.add_row(
             one.case.name,
             one.case.status,
             f"{one.tokens:,}",
-            f"{one.dense_blocks}, {one.auto_blocks}",
+            f"{one.blocks[0]}, {one.blocks[1]}",
+            f"{one.decide_ms[0]:.2f}, {one.decide_ms[1]:.2f}",
             f"{median(one.dense_ms):,.2f}",
             f"{median(one.auto_ms):,.2f}",
             f"{middle:.3f}",

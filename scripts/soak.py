@@ -31,7 +31,7 @@ MOST_GROWTH = 0.02
 
 SHAPES = 10  # conversations come in so many sizes, again and again, so that the tenth and the last are alike
 TOGETHER = 5  # conversations that take turns
-TURNS = 4
+TURNS, IN_A_ROW = 4, 2  # of each conversation, and of these without another's in between
 FIRST, LATER = 3000, 800  # characters of a message; the tokenizer makes a token of about four
 FIT = 2.5  # conversations of the largest caches that the budget holds
 PHASES = ("score", "prefill", "decode")
@@ -129,10 +129,11 @@ def soak_conversations(engine: Engine, soaked: Soaked, budget: int) -> None:
     memory = []
     for first in range(0, CONVERSATIONS, TOGETHER):
         group = {number: Conversation(number, text) for number in range(first, first + TOGETHER)}
-        for _ in range(TURNS):
+        for _ in range(TURNS // IN_A_ROW):
             for number, conversation in group.items():
-                result = take_turn(sessions, number, conversation, soaked.counts)
-                note(soaked, "conversation", result)
+                for _ in range(IN_A_ROW):
+                    result = take_turn(sessions, number, conversation, soaked.counts)
+                    note(soaked, "conversation", result)
         if first + TOGETHER in (WARM, CONVERSATIONS):
             memory.append(Memory.now(engine))
     soaked.memory["conversation"] = tuple(memory)

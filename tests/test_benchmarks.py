@@ -78,14 +78,14 @@ def measured(*auto_ms: float, bar: bool = True) -> bench_overhead.Measured:
         raise AssertionError("nothing is asked here")
 
     case = bench_overhead.Case("a prompt", ask, ask, "skipped_min_tokens", bar)
-    return bench_overhead.Measured(case, 500, (100.0,) * len(auto_ms), auto_ms, 2, 2)
+    return bench_overhead.Measured(case, 500, (100.0,) * len(auto_ms), auto_ms)
 
 
 def test_overhead_is_the_median_of_the_ratios_of_each_round():
     assert measured(101.0, 102.0, 150.0).ratios == pytest.approx([1.01, 1.02, 1.5])
     assert bench_overhead.bars_missed([measured(101.0, 102.0, 150.0)]) == []
     (bar,) = bench_overhead.bars_missed([measured(101.0, 102.5, 103.0)])
-    assert bar == 'a prompt: "auto" takes 1.025 times what "dense" takes, more than 1.02'
+    assert bar == 'skipped_min_tokens: "auto" takes 1.025 times as long as "dense", more than 1.02'
 
 
 def test_a_case_without_a_bar_misses_none():
