@@ -174,9 +174,9 @@ def count_blocks(ask: Ask) -> int:
 def bars_missed(found: Sequence[Measured]) -> list[str]:
     """Prompts that take too long, in words."""
     return [
-        f'{one.case.status}: "auto" takes {median(one.ratios):.3f} times as long as "dense", more than {MOST:g}'
+        f'{one.case.status}: "auto" takes {ratio:.3f} times as long as "dense", more than {MOST:g}'
         for one in found
-        if one.case.bar and median(one.ratios) > MOST
+        if one.case.bar and (ratio := median(one.ratios)) > MOST
     ]
 
 
@@ -194,8 +194,7 @@ def table(subject: str, found: Sequence[Measured]) -> Table:
         "ratio",
         "quartiles",
     ):
-        words = header in ("prompt", "status")
-        shown.add_column(header, justify="left" if words else "right", no_wrap=words)
+        shown.add_column(header, justify="left" if header in ("prompt", "status") else "right", no_wrap=True)
     for one in found:
         low, middle, high = spread(one.ratios)
         shown.add_row(
@@ -207,7 +206,7 @@ def table(subject: str, found: Sequence[Measured]) -> Table:
             f"{median(one.dense_ms):,.2f}",
             f"{median(one.auto_ms):,.2f}",
             f"{middle:.3f}",
-            f"{low:.3f} {high:.3f}",
+            f"{low:.2f} {high:.2f}",
         )
     return shown
 
