@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from rich.table import Table
-from subjects import add_subject, examples, load, name_of, random_tokens, spread
+from subjects import add_subject, examples, load, name_of, random_tokens, spread, whole_rounds
 from true_shapes import console, say
 
 from specprefill_jax.engine import Engine, Prompt, PromptOptions, Result, Watch
@@ -65,7 +65,7 @@ def main() -> int:
     """0 if the bar is met, 1 if not, 2 if it cannot be tried."""
     parser = argparse.ArgumentParser(prog="bench_overhead", description=__doc__)
     add_subject(parser)
-    parser.add_argument("--rounds", type=int, help="of each prompt (default 200; true shapes: 3)")
+    parser.add_argument("--rounds", type=whole_rounds, help="of each prompt (default 200; true shapes: 3)")
     options = parser.parse_args()
     demo = options.true_shapes is None
     try:

@@ -22,6 +22,7 @@ from subjects import (
     name_of,
     random_tokens,
     spread,
+    whole_rounds,
 )
 from true_shapes import console, say
 
@@ -79,7 +80,7 @@ def main() -> int:
     """0 if every bar is met, 1 if not, 2 if it cannot be tried."""
     parser = argparse.ArgumentParser(prog="bench_turns", description=__doc__)
     add_subject(parser)
-    parser.add_argument("--rounds", type=int, help="that count (default 7; true shapes: 3)")
+    parser.add_argument("--rounds", type=whole_rounds, help="that count (default 7; true shapes: 3)")
     options = parser.parse_args()
     demo = options.true_shapes is None
     count = options.rounds or (7 if demo else 3)

@@ -37,6 +37,13 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def whole_rounds(text: str) -> int:
+    """A number of rounds from the command line."""
+    if (rounds := int(text)) < 1:
+        raise argparse.ArgumentTypeError("one round or more, please")
+    return rounds
+
+
 def load(options: argparse.Namespace) -> Engine:
     """The engine of the subject, which is made and compiled first if need be.
 
