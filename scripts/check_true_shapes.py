@@ -14,9 +14,18 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
-from true_shapes import BLOCK, PRESETS, make_checkpoint, phases_of, say, slots, write_recipe
+from true_shapes import (
+    BLOCK,
+    PRESETS,
+    console,
+    make_checkpoint,
+    phases_of,
+    resident,
+    say,
+    slots,
+    write_recipe,
+)
 
 from specprefill_jax.aot.audit import compile_audited
 from specprefill_jax.aot.build import describe_build, module_shapes
@@ -251,13 +260,6 @@ class MemoryPeak:
             self._file_backed = max(self._file_backed, found["RssFile"])
 
 
-def resident() -> dict[str, int]:
-    """Memory of this process by the names of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    fields = (line.split() for line in lines if line.endswith(" kB"))
-    return {name.rstrip(":"): int(kilobytes) * 1024 for name, kilobytes, _ in fields}
-
-
 def report_build(built: Mapping[str, Any]) -> None:
     """How long the CPU artifact took, and its memory. From JSON, since it may be of an earlier run."""
     shown = Table(title="cpu: building the artifact")
@@ -308,11 +310,6 @@ def report_gpu(modules: Mapping[str, GpuModule]) -> None:
     console().print(shown)
     for role, module in modules.items():
         print(f"{GPU}: the {role} compiled in {module.compile_s:.0f} s to {module.bytes / 1e6:.1f} MB")
-
-
-def console() -> Console:
-    """Where tables go; wide enough for them when nobody watches."""
-    return Console() if sys.stdout.isatty() else Console(width=110)
 
 
 def in_words(peak: Peak) -> str:

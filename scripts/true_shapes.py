@@ -11,6 +11,8 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from specprefill_jax.artifact.locate import embedded
 from specprefill_jax.models.config import TextConfig
 
@@ -120,3 +122,15 @@ def phases_of(result: Mapping[str, Any]) -> list[Phase]:
     }
     phases = {**detail["phases"], "decode": timings["decode_ms"]}
     return [Phase(name, read.get(name, 0), ms) for name, ms in phases.items()]
+
+
+def resident() -> dict[str, int]:
+    """Memory of this process by the names of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    fields = (line.split() for line in lines if line.endswith(" kB"))
+    return {name.rstrip(":"): int(kilobytes) * 1024 for name, kilobytes, _ in fields}
+
+
+def console() -> Console:
+    """Where tables go; wide enough for them when nobody watches."""
+    return Console() if sys.stdout.isatty() else Console(width=110)

@@ -21,7 +21,7 @@ from specprefill_jax.engine.caches import Caches, Readings
 from specprefill_jax.engine.clock import Clock, Watch, Watcher
 from specprefill_jax.engine.gauge import Gauge
 from specprefill_jax.engine.planning import Planner, all_of
-from specprefill_jax.engine.prompt import PromptOptions, encode
+from specprefill_jax.engine.prompt import Encoded, PromptOptions, encode
 from specprefill_jax.engine.request import Request
 from specprefill_jax.engine.track import Track
 from specprefill_jax.engine.values import Plan, Prompt, Result, Scored
@@ -314,9 +314,23 @@ class Engine:
         encoded = encode(self.chat, self._vocabulary, prompt, settings, **options)
         clock.enter("decide")
         settings, too_large = self._within_memory(encoded.tokens.size, settings)
-        stops = (*encoded.boundaries, encoded.tokens.size) if caches.lasting else ()
+        stops = self._stops(encoded) if caches.lasting else ()
         guard = encoded.guard or too_large
         return Request(encoded.tokens, settings, caches, clock, watcher, stops, encoded.pinned, guard)
+
+    def _stops(self, encoded: Encoded) -> tuple[int, ...]:
+        """Where to leave places for the next turn: the last boundary, the end, and others that pay.
+
+        What is read up to a stop ends in a block of its own, so a stop close behind another costs as much as it
+        may save.
+        """
+        *others, last = (0, *encoded.boundaries)
+        least = self.target.model.blocks[0]
+        stops: list[int] = []
+        for boundary in others:
+            if boundary - (stops[-1] if stops else 0) >= least:
+                stops.append(boundary)
+        return (*stops, *([last] if last else []), encoded.tokens.size)
 
     def _within_memory(self, tokens: int, settings: Settings) -> tuple[Settings, Decision | None]:
         """Settings with which a prompt fits the memory allowed, or what forbids the draft there.

@@ -16,6 +16,7 @@ from specprefill_jax.artifact.manifest import (
     RUNTIME,
     Build,
     DeviceTarget,
+    FileEntry,
     Manifest,
     Model,
     Proof,
@@ -233,7 +234,7 @@ def make(
         chat_template="chat_template.jinja",
         stop_ids=(2,),
         models={"draft": draft.model, "target": target.model},
-        files={},
+        files={"p": FileEntry("0" * 64, 1)},
         build=Build({}, {COMPILER: "3.13.0", RUNTIME: "3.13.0"}, {}, {}),
     )
     return Fake(Engine(Artifact(DEMO, manifest), CHAT, draft, target), draft, target)
