@@ -250,7 +250,7 @@ def test_a_place_for_which_there_is_no_memory_is_left_out():
 @given(st.integers(0, 10**9))
 @hypothesis_settings(max_examples=25, deadline=None)
 def test_every_turn_answers_as_if_its_kept_tokens_had_been_read_in_one_go(seed: int):
-    """Turns that go on, that are edited, repeated, cancelled, dense, sparse, kept or scored again."""
+    """Turns that go on, that are edited, repeated, cancelled, pinned, dense, sparse, kept or scored again."""
     chance = random.Random(seed)
     fake = make(minimum=chance.choice([1, 60, 400]), draft_capacity=(256, 2048), target_capacity=(256, 2048))
     session = Session(fake.engine)
@@ -267,10 +267,14 @@ def test_every_turn_answers_as_if_its_kept_tokens_had_been_read_in_one_go(seed: 
             lookahead=chance.randint(0, 2),
             chunk=chance.choice([8, 32]),
         )
+        start = chance.randrange(tokens.size)
+        pins = Pins(tokens=((start, min(start + 5, tokens.size)),)) if chance.random() < 0.3 else Pins()
         if chance.random() < 0.3:
             stop_after(session, tokens, settings, chance.randint(1, 30))
-        result = session.generate(tokens, settings)
+        result = session.generate(tokens, settings, pins=pins)
         assert result.tokens == fresh_answer(result, tokens, settings)
+        if pins.tokens and start >= result.timings.reused:
+            assert start in result.kept
         assert result.kept[-1] == tokens.size - 1
         assert (np.diff(result.kept) > 0).all()
         if result.timings.status == "disabled":

@@ -321,8 +321,8 @@ class Engine:
     def _stops(self, encoded: Encoded) -> tuple[int, ...]:
         """Where to leave places for the next turn: the last boundary, the end, and others that pay.
 
-        What is read up to a stop ends in a block of its own, so a stop close behind another costs as much as it
-        may save.
+        What is read up to a stop ends in a block of its own, so a stop close behind another costs what it may
+        save.
         """
         *others, last = (0, *encoded.boundaries)
         least = self.target.model.blocks[0]
