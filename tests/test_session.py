@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import gc
 import random
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from jaxtyping import Int
 
 from specprefill_jax.engine import Result
+from specprefill_jax.engine.prompt import Encoded
 from specprefill_jax.errors import Cancelled, DeadlineExceeded, DeviceFailed, MemoryTooSmall, SessionBusy
 from specprefill_jax.pins import Pins
 from specprefill_jax.runtime.state import State
@@ -349,6 +352,33 @@ def test_another_thread_cancels_a_request_and_the_next_is_unaffected():
     assert fake.engine.generate(FIRST, SPARSE).tokens == make().engine.generate(FIRST, SPARSE).tokens
 
 
+def test_a_cancelled_request_gives_its_memory_back_at_once():
+    """Not when the garbage collector next comes by: a device has no memory to lend that long."""
+    fake = make()
+    cancel = threading.Event()
+    session = Session(fake.engine)
+
+    def watch(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("prefill", 32):
+            cancel.set()
+
+    gc.disable()
+    try:
+        for generate in (fake.engine.generate, session.generate):
+            cancel.clear()
+            fake.engine.forget()
+            with contextlib.suppress(Cancelled):
+                generate(FIRST, SPARSE, watch=watch, cancel=cancel)
+        session.clear()
+        states = [weakref.ref(state) for program in (fake.draft, fake.target) for state in program.states]
+        fake.draft.states.clear()
+        fake.target.states.clear()
+        assert len(states) == 4
+        assert [state() for state in states] == [None] * 4
+    finally:
+        gc.enable()
+
+
 def test_a_deadline_stops_a_request(monkeypatch: pytest.MonkeyPatch):
     now = 0.0
     monkeypatch.setattr("specprefill_jax.engine.clock.time.monotonic", lambda: now)
@@ -437,6 +467,31 @@ def test_a_conversation_that_is_answering_is_not_cleared():
     with pytest.raises(MemoryTooSmall):
         sessions.open("b").generate(FIRST, DENSE)
     assert isinstance(list(stream)[-1], Result)
+
+
+def test_a_cleared_conversation_remembers_no_prompts():
+    fake = make()
+    session = Session(fake.engine)
+    session.generate(FIRST, SPARSE)
+    session.clear()
+    assert session.bytes == 0
+    assert not session.generate(FIRST, SPARSE).timings.remembered
+
+
+@pytest.mark.parametrize("capacities", [(340, 1000), (340,)])
+def test_a_message_of_any_length_is_read_in_pieces_that_fit_the_cache(
+    capacities: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
+    """The opening of an answer is read by itself: a block of 16 from there on must fit too."""
+
+    def encoded(*_: object, **__: object) -> Encoded:
+        return Encoded(prompt(size, needle_at=130), (4, size - 3), np.zeros(size, dtype=bool), None)
+
+    monkeypatch.setattr("specprefill_jax.engine.engine.encode", encoded)
+    for size in range(300, 338):
+        fake = make(draft_capacity=1000, target_capacity=capacities)
+        result = Session(fake.engine).generate("", dataclasses.replace(DENSE, max_tokens=2))
+        assert result.kept.size == size
 
 
 def test_a_closed_conversation_is_forgotten():

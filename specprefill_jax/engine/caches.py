@@ -79,8 +79,10 @@ class Caches:
         self._last = asked, plan
 
     def clear(self) -> None:
-        """Give all device memory back; the next turn begins anew."""
+        """Give the memory back; the next turn begins anew. What single requests share stays."""
         self._last = None
+        if self.lasting:
+            self.readings = Readings()
         self.target.clear()
         if self.draft is not None:
             self.draft.clear()

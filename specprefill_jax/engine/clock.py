@@ -65,7 +65,8 @@ class Watcher:
         self._cancel = cancel
         self._deadline = deadline
         self._end = None if deadline is None else time.monotonic() + deadline
-        self._raised: BaseException | None = None
+        # Its identity alone: the error holds frames, these hold the request's state, and that would stay.
+        self._raised: int | None = None
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         try:
@@ -79,9 +80,9 @@ class Watcher:
             if self._watch is not None:
                 self._watch(phase, done, total)
         except BaseException as error:
-            self._raised = error
+            self._raised = id(error)
             raise
 
     def stopped_by(self, error: BaseException) -> bool:
         """Whether `error` is somebody's wish to stop the request, so that it is no failure of ours."""
-        return error is self._raised
+        return id(error) == self._raised

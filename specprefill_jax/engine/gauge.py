@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from specprefill_jax.artifact.manifest import Model
 from specprefill_jax.artifact.rates import EntryTimes
 from specprefill_jax.engine.forecast import scoring_ms
 from specprefill_jax.engine.reading import reads_in_one_pass
@@ -87,7 +88,9 @@ class Gauge:
             return left, None
         if place.prompt == 0:
             return left, scoring_ms(program, times, request.size, settings)
-        capacity = program.capacity_for(request.size + settings.lookahead)
+        capacity = _capacity(program.model, place.slots, request.size + settings.lookahead)
+        if capacity is None:
+            return left, None
         parts = (
             reading_ms(times, program.model, left, capacity=capacity, start=place.slots, rows=True),
             answering_ms(times, settings.lookahead, capacity=capacity),
@@ -97,7 +100,12 @@ class Gauge:
 
     def _reading(self, target: Track, slots: int, tokens: int, room: int) -> float | None:
         times, model = self._times.get("target"), target.program.model
-        capacity = capacity_for(slots + tokens + room, model.capacities)
+        capacity = _capacity(model, slots, slots + tokens + room)
         if times is None or capacity is None:
             return None
         return reading_ms(times, model, tokens, capacity=capacity, start=slots)
+
+
+def _capacity(model: Model, start: int, slots: int) -> int | None:
+    """The cache that `Track.start` will take for `slots` slots, of which those from `start` on are read."""
+    return capacity_for(max(slots, start + model.blocks[0]), model.capacities)
