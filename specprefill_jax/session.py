@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Unpack
+from weakref import WeakValueDictionary
 
 from specprefill_jax.engine import Caches, Engine, Prompt, PromptOptions, Readings, Result, Track, Watch, last
 from specprefill_jax.errors import MemoryTooSmall, SessionBusy
@@ -32,10 +33,10 @@ class Session:
 
     Args:
         engine: What answers.
-        room: Called with the bytes that the session is about to take of the device's memory.
+        room: Called before the session takes memory of the device: with bytes, and whether it must have them.
     """
 
-    def __init__(self, engine: Engine, room: Callable[[int], None] | None = None) -> None:
+    def __init__(self, engine: Engine, room: Callable[[int, bool], None] | None = None) -> None:
         self.engine = engine
         draft = None if engine.draft is None else Track(engine.draft, room)
         self._caches = Caches(draft, Track(engine.target, room), Readings(), lasting=True)
@@ -90,7 +91,7 @@ class Session:
 
         Raises:
             SessionBusy: the turn before is still being answered.
-            MemoryTooSmall: it does not fit beside nothing else.
+            MemoryTooSmall: it does not fit, even if all conversations that are idle give way.
             and all that `Engine.stream` raises.
         """
         with self._alone():
@@ -131,6 +132,8 @@ class Sessions:
         self._engine = engine
         self._memory = memory
         self._sessions: OrderedDict[Hashable, Session] = OrderedDict()
+        # Those that were closed but are still in somebody's hands count again once they are used.
+        self._known: WeakValueDictionary[Hashable, Session] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -144,7 +147,8 @@ class Sessions:
         """The conversation of that name, which is now the one used last; a new one if there is none."""
         session = self._sessions.pop(name, None)
         if session is None:
-            session = Session(self._engine, lambda size: self._make_room(name, size))
+            session = Session(self._engine, lambda size, needed: self._make_room(name, size, needed))
+        self._known[name] = session
         self._sessions[name] = session
         if len(self._sessions) > MOST_SESSIONS:
             idle = next((name for name, old in self._sessions.items() if not old.busy), name)
@@ -161,22 +165,31 @@ class Sessions:
             self._sessions[name].clear()
             del self._sessions[name]
 
-    def _make_room(self, name: Hashable, size: int) -> None:
+    def _make_room(self, name: Hashable, size: int, needed: bool) -> None:
         """Clears conversations, the one used least recently first, until `size` more bytes fit.
 
+        None where that would not be enough, and none for what is not `needed`.
+
         Raises:
-            MemoryTooSmall: the conversation of this name does not fit beside none but busy ones.
+            MemoryTooSmall: the conversation of this name does not fit beside none but busy ones; or what it
+                asks for is not needed, and does not fit beside all.
         """
+        if name not in self._sessions:
+            self._sessions[name] = self._known[name]
         if self._memory is None:
             return
-        for other, session in self._sessions.items():
+        idle = [
+            other for at, other in self._sessions.items() if at != name and other.bytes and not other.busy
+        ]
+        could_free = sum(other.bytes for other in idle) if needed else 0
+        if self.bytes - could_free + size > self._memory:
+            raise MemoryTooSmall(
+                f"a conversation needs {size} more bytes beside {self.bytes} in use, of which {could_free} "
+                f"could be freed, but all of them may take {self._memory}: shorten it, lower max_tokens, or "
+                "allow more memory"
+            )
+        for other in idle:
             if self.bytes + size <= self._memory:
                 return
-            if other != name and session.bytes and not session.busy:
-                logger.info("conversation %r gives %d bytes back for %r", other, session.bytes, name)
-                session.clear()
-        if self.bytes + size > self._memory:
-            raise MemoryTooSmall(
-                f"a conversation needs {size} more bytes beside {self.bytes} in use, but all of them may "
-                f"take {self._memory}: shorten it, lower max_tokens (--max-tokens), or allow more (--memory)"
-            )
+            logger.info("a conversation gives %d bytes back for %r", other.bytes, name)
+            other.clear()

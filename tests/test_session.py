@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import math
 import random
 import threading
 import weakref
@@ -16,12 +17,19 @@ from jaxtyping import Int
 
 from specprefill_jax.engine import Result
 from specprefill_jax.engine.prompt import Encoded
-from specprefill_jax.errors import Cancelled, DeadlineExceeded, DeviceFailed, MemoryTooSmall, SessionBusy
+from specprefill_jax.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DeviceFailed,
+    MemoryTooSmall,
+    NotFiniteOutput,
+    SessionBusy,
+)
 from specprefill_jax.pins import Pins
 from specprefill_jax.runtime.state import State
 from specprefill_jax.session import Session, Sessions
 from specprefill_jax.settings import Settings
-from tests.engine.fake import NEEDLE, Fake, FakeProgram, make, prompt, to_token
+from tests.engine.fake import NEEDLE, Fake, FakeProgram, from_everything, make, prompt, to_token
 
 SPARSE = Settings(mode="sparse", max_tokens=3, select_mode="chunk", keep=0.3)
 DENSE = Settings(mode="dense", max_tokens=3)
@@ -247,6 +255,77 @@ def test_a_place_for_which_there_is_no_memory_is_left_out():
     assert sessions.open("a").generate(FIRST, DENSE).timings.reused == 0
 
 
+def test_a_turn_that_must_be_dense_is_dense_from_the_beginning():
+    session = Session(make().engine)
+    first = session.generate(FIRST, SPARSE)
+    assert first.kept.size < 320
+    second = follow_up(first, FIRST, 50, needle_at=20)
+    strict = dataclasses.replace(SPARSE, tool_guard="strict")
+    result = session.generate(second, strict, structured=True)
+    assert result.timings.status == "skipped_tool_guard"
+    assert result.kept.size == second.size
+    assert result.tokens == make().engine.generate(second, DENSE).tokens
+
+
+def test_a_pin_among_what_was_left_out_goes_back_to_before_it():
+    session = Session(make().engine)
+    first = session.generate(FIRST, SPARSE)
+    dropped = next(i for i in range(320) if i not in first.kept)
+    second = follow_up(first, FIRST, 200, needle_at=20)
+    result = session.generate(second, SPARSE, pins=Pins(tokens=((dropped, dropped + 1),)))
+    assert dropped in result.kept
+    assert result.timings.pinned == 1
+    assert result.tokens == fresh_answer(result, second, SPARSE)
+
+
+@pytest.mark.parametrize("changed", [{"deadline": 1e6}, {"max_tokens": 2}, {}])
+def test_what_a_stopped_turn_had_begun_to_read_decides_nothing(changed: dict[str, object]):
+    settings = dataclasses.replace(SPARSE, keep=0.6)
+    whole = make().engine.generate(FIRST, settings)
+    session = Session(make().engine)
+
+    def watch(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("prefill", 64):
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        session.generate(FIRST, settings, watch=watch)
+    again = session.generate(FIRST, dataclasses.replace(settings, **changed))
+    assert again.kept.tolist() == whole.kept.tolist()
+    assert again.timings.status == "active"
+    assert again.timings.reused > 0
+
+
+def test_the_same_turn_with_another_keep_is_selected_anew():
+    session = Session(make().engine)
+    session.generate(FIRST, SPARSE)
+    more = dataclasses.replace(SPARSE, keep=0.6)
+    result = session.generate(FIRST, more)
+    assert result.kept.tolist() == make().engine.generate(FIRST, more).kept.tolist()
+    assert result.tokens == fresh_answer(result, FIRST, more)
+
+
+def test_numbers_that_were_none_once_do_not_stay_in_a_conversation():
+    broken = True
+
+    def speak(seen: list[tuple[int, int]]) -> float:
+        return math.nan if broken else from_everything(seen)
+
+    session = Session(make(speak=speak).engine)
+    with pytest.raises(NotFiniteOutput):
+        session.generate(FIRST, DENSE)
+    broken = False
+    assert session.generate(FIRST, DENSE).tokens == make().engine.generate(FIRST, DENSE).tokens
+
+
+@pytest.mark.parametrize("settings", [SPARSE, dataclasses.replace(SPARSE, window=0, spec_ctx=640)])
+def test_looking_ahead_moves_no_cache(settings: Settings):
+    """Of 512 slots the prompt leaves fewer than a block of 16, but nothing is read behind it."""
+    fake = make(draft_capacity=(512, 4096))
+    Session(fake.engine).generate(prompt(505, needle_at=130), settings)
+    assert [state.capacity for state in fake.draft.states] == [512]
+
+
 # --- whatever happens, an answer follows from what the result says was kept
 
 
@@ -443,6 +522,28 @@ def test_conversations_beyond_the_memory_give_way_the_one_used_least_recently_fi
     assert held == {"a": True, "b": False, "c": True}
     assert sessions.bytes <= 2 * one_turn_takes()
     assert sessions.open("b").generate(FIRST, SPARSE).timings.reused == 0
+
+
+def test_no_conversation_gives_way_for_what_would_not_fit_or_is_not_needed():
+    fake = make()
+    one = one_turn_takes()
+    sessions = Sessions(fake.engine, memory=2 * one - 1)  # but for one place to come back to
+    sessions.open("a").generate(FIRST, SPARSE)
+    sessions.open("b").generate(FIRST, SPARSE)
+    assert sessions.open("a").bytes == one
+    huge = Sessions(make(target_capacity=(400, 100_000)).engine, memory=2 * one)
+    huge.open("a").generate(FIRST, DENSE)
+    with pytest.raises(MemoryTooSmall):
+        huge.open("b").generate(prompt(4000), DENSE)
+    assert huge.open("a").bytes > 0
+
+
+def test_a_closed_conversation_that_is_used_again_counts_again():
+    sessions = Sessions(make().engine, memory=10**9)
+    held = sessions.open("a")
+    sessions.close("a")
+    held.generate(FIRST, SPARSE)
+    assert sessions.bytes == held.bytes > 0
 
 
 def test_a_conversation_that_does_not_fit_alone_says_so():

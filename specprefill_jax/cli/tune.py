@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Waiting() as waiting:
         engine = load_engine(arguments.artifact, arguments.device, waiting)
         if engine.draft is None:
-            raise ArtifactError(f"artifact {engine.artifact.manifest.name!r} has no draft, so none can pay")
+            raise ArtifactError(f"no draft can pay where there is none: {engine.no_draft}")
         check_writable(engine.artifact.directory)
         times = {
             role: measure(

@@ -34,9 +34,10 @@ def read_kept(
     track = request.caches.target
     _check_room(request, plan)
     place = deepest_place(request, plan.kept)
-    track.start(place, plan.kept.size + request.settings.max_tokens)
+    reads = place.prompt < request.size
+    track.start(place, plan.kept.size + request.settings.max_tokens, reads=reads)
     hidden = place.hidden
-    if place.prompt < request.size:
+    if reads:
         hidden = track.read(
             request.tokens,
             plan.kept,
@@ -45,6 +46,7 @@ def read_kept(
             before_block=lambda done, total: request.watcher("prefill", done, total),
         ).hidden
     assert hidden is not None, "a place at the prompt's end has its hidden state"
+    request.caches.decide(request.size, plan.base)
     request.clock.enter("head")
     return track.program.head(hidden), place.prompt
 
@@ -87,6 +89,7 @@ def write(
         request.watcher("decode", len(written), settings.max_tokens)
         clock.enter("decode")
         logits = request.caches.target.write(token).logits
+        request.caches.decide(request.size, plan.base)
         token = sample(logits, settings, generator, chat.vocabulary)
         clock.pause()
     if rest := detokenizer.flush():

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from collections import OrderedDict
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -46,6 +47,14 @@ def _key(tokens: Int[np.ndarray, "M"], settings: Settings) -> bytes:
     return hashlib.sha256(f"{knobs}\n".encode() + np.ascontiguousarray(tokens, np.int32).tobytes()).digest()
 
 
+class _Decided(NamedTuple):
+    """The last finished turn: its prompt and answer, the length of the prompt, and that of what was fixed."""
+
+    tokens: Int[np.ndarray, "M"]
+    prompt: int
+    base: int
+
+
 class Caches:
     """What both models have read of a conversation, and what the draft found in its prompts.
 
@@ -61,6 +70,7 @@ class Caches:
         self.readings = readings
         self.lasting = lasting
         self._last: tuple[Asked, Plan] | None = None
+        self._decided = _Decided(np.empty(0, np.int32), 0, 0)
 
     @property
     def bytes(self) -> int:
@@ -78,9 +88,32 @@ class Caches:
         """Remember what this turn's prompt led to."""
         self._last = asked, plan
 
+    def decided(self, tokens: Int[np.ndarray, "M"]) -> int:
+        """How many of the first `tokens` finished turns decided about: whether the target reads them.
+
+        The turn before does not count if it had the same prompt, and neither does one that was stopped before
+        it had read its prompt: what such a turn began to read is no decision.
+        """
+        before = self._decided
+        if np.array_equal(tokens, before.tokens[: before.prompt]):
+            return before.base
+        both = min(tokens.size, before.tokens.size)
+        unlike = np.flatnonzero(tokens[:both] != before.tokens[:both])
+        return int(unlike[0]) if unlike.size else both
+
+    def decide(self, prompt: int, base: int) -> None:
+        """Note that the target has read its prompt, and perhaps some of the answer.
+
+        Args:
+            prompt: Tokens of the prompt.
+            base: Tokens of it about which earlier turns had decided.
+        """
+        self._decided = _Decided(self.target.tokens, prompt, base)
+
     def clear(self) -> None:
         """Give the memory back; the next turn begins anew. What single requests share stays."""
         self._last = None
+        self._decided = _Decided(np.empty(0, np.int32), 0, 0)
         if self.lasting:
             self.readings = Readings()
         self.target.clear()

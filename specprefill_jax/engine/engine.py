@@ -25,7 +25,7 @@ from specprefill_jax.engine.prompt import Encoded, PromptOptions, encode
 from specprefill_jax.engine.request import Request
 from specprefill_jax.engine.track import Track
 from specprefill_jax.engine.values import Plan, Prompt, Result, Scored
-from specprefill_jax.errors import ArtifactError, DeviceFailed, FileMissing
+from specprefill_jax.errors import ArtifactError, DeviceFailed, FileMissing, NotFiniteOutput
 from specprefill_jax.policy import Decision, Status, plan_memory, require_memory
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.target import check_proof, check_target, check_versions, open_device_for
@@ -48,6 +48,7 @@ class Engine:
         artifact: What it was loaded from.
         chat: The artifact's tokenizer and template.
         draft, target: Its models on the device. Without a draft every prompt is read whole.
+        no_draft: Why there is no draft, where there is none.
 
     Args:
         times: Milliseconds of each measured entry, by role; None: nothing was measured on this device.
@@ -74,6 +75,7 @@ class Engine:
                     f"the tokenizer of artifact {artifact.manifest.name!r} has {chat.vocabulary} tokens, but "
                     f"{program.label} knows {program.model.vocabulary}; compile it with its own tokenizer"
                 )
+        self.no_draft = no_draft
         self._readings = Readings()
         self._gauge = Gauge(times or {})
         self._planner = Planner(
@@ -195,7 +197,7 @@ class Engine:
         check_positions(request)
         try:
             yield from self._answer(request, show_control=options.get("raw", False))
-        except DeviceFailed as error:
+        except (DeviceFailed, NotFiniteOutput) as error:
             if not watcher.stopped_by(error):
                 request.caches.clear()  # nobody knows what is left in them
             raise
@@ -218,7 +220,7 @@ class Engine:
             DeviceFailed: the draft's device ran out of memory, or was lost; an answer would be dense.
         """
         if self.draft is None:
-            raise ArtifactError(f"artifact {self.artifact.manifest.name!r} has no draft, which alone scores")
+            raise ArtifactError(f"only a draft scores, and {self.no_draft}")
         request = self._request(prompt, settings, Watcher(watch), self._caches(), options)
         bounds_of(request.size, settings, request.pinned)
         reading, _ = self._planner.score(request)
@@ -342,6 +344,10 @@ class Engine:
             return settings, None
         plan = plan_memory(self.artifact.manifest, tokens, settings)
         way = require_memory(plan, settings.memory)
+        if plan.ways[-1].total > settings.memory:
+            settings = dataclasses.replace(
+                settings, break_even=False
+            )  # dense does not fit, whatever it takes
         if way.window is not None:
             window = way.window if way.window >= SMALLEST_WINDOW else 0
             return dataclasses.replace(settings, window=window), None
@@ -350,9 +356,24 @@ class Engine:
             return settings, Decision(Status.FAILED_DENSE, reason)
         return settings, None
 
+    def _require_memory(self, request: Request, plan: Plan) -> None:
+        """What is kept in the end, with earlier turns or because the draft was declined, must fit as well.
+
+        Raises:
+            MemoryTooSmall: more is kept than was planned for, and reading as much does not fit.
+        """
+        settings = request.settings
+        if settings.memory is None or self.draft is None:
+            return
+        planned = plan_memory(self.artifact.manifest, request.size, settings)
+        if plan.kept.size > planned.ways[0].kept:
+            dense = dataclasses.replace(settings, mode="dense")
+            require_memory(plan_memory(self.artifact.manifest, request.size, dense), settings.memory)
+
     def _answer(self, request: Request, *, show_control: bool) -> Iterator[str | Result]:
         """Plans, reads and writes; where the kept tokens lead to no numbers, all of them are read instead."""
         plan = self._planner.plan(request)
+        self._require_memory(request, plan)
         if request.caches.draft is not None and not request.caches.lasting:
             request.caches.draft.clear()  # the target needs the memory now
         logits, reused = self._read(request, plan)

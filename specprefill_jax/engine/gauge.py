@@ -46,9 +46,11 @@ class Gauge:
         capacity = capacity_for(slots + left + settings.max_tokens, target.program.model.capacities)
         if capacity is None:
             return None
-        kept = self._kept.expected(left)
-        if kept is None:
-            kept = turn_budget(request.size, history.prompt, slots, settings)
+        budget, expected = (
+            turn_budget(request.size, history.prompt, slots, settings),
+            self._kept.expected(left),
+        )
+        kept = budget if expected is None else min(expected, budget)
         to_score, scoring = self._scoring(request, draft)
         dense, sparse = (self._reading(target, slots, tokens, settings.max_tokens) for tokens in (left, kept))
         return break_even(

@@ -129,6 +129,7 @@ class Planner:
             draft_read=reading.read,
             looked_ahead=reading.looked_ahead,
             remembered=remembered,
+            base=history.prompt,
         )
         if kept == left:
             reason = "every chunk of this prompt was selected"
@@ -194,12 +195,19 @@ def check_slots(request: Request, kept: int, read: str) -> None:
 
 
 def _fixed(request: Request) -> Place:
-    """Up to where earlier turns decided what is kept."""
-    settings = request.settings
+    """Up to where earlier turns decided what is kept, unless that lacks what this one pins or wants whole."""
+    settings, caches = request.settings, request.caches
     dense = not settings.enabled or settings.mode == "dense" or settings.keep_fraction >= 1
-    if dense or settings.history == "rescore":
+    if dense or request.guard is not None or settings.history == "rescore":
         return BEGINNING
-    return next(_usable(request))
+    lost = np.zeros(request.size, dtype=bool) if request.pinned is None else request.pinned.copy()
+    decided = caches.decided(request.tokens)
+    for place in caches.target.places(request.tokens, request.size - 1):
+        missing = lost[: place.prompt].copy()
+        missing[caches.target.kept[: place.slots]] = False
+        if place.prompt <= decided and not missing.any():
+            return place
+    return BEGINNING
 
 
 def _usable(request: Request) -> Iterator[Place]:
@@ -212,4 +220,4 @@ def _usable(request: Request) -> Iterator[Place]:
 def _dense(request: Request, history: History, status: Status, reason: str) -> Plan:
     """What was kept of earlier turns, and every token since."""
     rest = np.arange(history.prompt, request.size, dtype=np.int32)
-    return Plan(np.concatenate([history.kept, rest]), status, reason)
+    return Plan(np.concatenate([history.kept, rest]), status, reason, base=history.prompt)

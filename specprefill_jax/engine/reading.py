@@ -154,7 +154,7 @@ class Reader:
             decoded = track.look_ahead(token, size + step)
             rows.append(_of_prompt(decoded.rows, size, track.program))
             logits = decoded.logits
-        track.start(here, size)
+        track.back_to(here)
         return rows
 
 

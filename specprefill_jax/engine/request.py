@@ -12,7 +12,8 @@ from specprefill_jax.policy import Decision
 from specprefill_jax.settings import Settings
 
 _DEFAULTS = Settings()
-_SAMPLING = {name: getattr(_DEFAULTS, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+_NAMES = ("temperature", "top_k", "top_p", "min_p", "seed", "deadline", "max_tokens")
+_ANSWERING = {name: getattr(_DEFAULTS, name) for name in _NAMES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ class Request:
     @property
     def asked(self) -> Asked:
         """Everything that its plan follows from, beside what was read in earlier turns."""
-        settings = dataclasses.replace(self.settings, **_SAMPLING)
+        settings = dataclasses.replace(self.settings, **_ANSWERING)
         pinned = None if self.pinned is None else self.pinned.tobytes()
         return self.tokens.tobytes(), settings, pinned, self.guard
 

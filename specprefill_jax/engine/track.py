@@ -12,14 +12,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from specprefill_jax.errors import DeviceFailed, MemoryTooSmall
+from specprefill_jax.policy import SNAPSHOTS
 from specprefill_jax.runtime.program import BeforeBlock, Decoded, Prefilled, Program
 from specprefill_jax.runtime.state import Snapshot, State
 
 logger = logging.getLogger(__name__)
 
-MOST_PLACES = 4
-"""Snapshots that a track keeps: the first (after system and tools), and the newest. One takes 19 MiB for a
-draft of 0.8B, and 50 MiB for a target of 4B."""
+Room = Callable[[int, bool], None]
+"""Hears the bytes that are about to be taken of the device's memory, and whether they must be; it may raise
+MemoryTooSmall."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +48,12 @@ class Track:
 
     Args:
         program: The model.
-        room: Called with the bytes that are about to be taken of the device's memory; it may raise.
+        room: Called before device memory is taken.
     """
 
-    def __init__(self, program: Program, room: Callable[[int], None] | None = None) -> None:
+    def __init__(self, program: Program, room: Room | None = None) -> None:
         self.program = program
-        self._room = room or (lambda _: None)
+        self._room = room or (lambda *_: None)
         self.clear()
 
     def clear(self) -> None:
@@ -68,6 +69,11 @@ class Track:
     def prompt(self) -> int:
         """Tokens that the state stands for, whether read or left out."""
         return self._tokens.size
+
+    @property
+    def tokens(self) -> Int[np.ndarray, "M"]:
+        """The tokens that the state stands for, whether read or left out."""
+        return self._tokens
 
     @property
     def kept(self) -> Int[np.ndarray, "N"]:
@@ -97,8 +103,18 @@ class Track:
                 yield place
         yield BEGINNING
 
-    def start(self, place: Place, slots: int) -> None:
-        """Bring the state to a place, with a cache of at least `slots` slots and room for a block behind it.
+    def back_to(self, place: Place) -> None:
+        """Take back what was read since a place that `stay` left."""
+        assert place.snapshot is not None, "a place that was left has a snapshot"
+        self._settled = False
+        self.program.restore(self._present(), place.snapshot)
+        self._be_at(place)
+
+    def start(self, place: Place, slots: int, *, reads: bool = True) -> None:
+        """Bring the state to a place, with a cache of at least `slots` slots.
+
+        Args:
+            reads: Whether something will be read there: then there is room for a block behind it too.
 
         Raises:
             PromptTooLong: no compiled cache is that large.
@@ -106,13 +122,12 @@ class Track:
         """
         self._settled = False
         try:
-            self._start(place, max(slots, min(place.slots + self._shortest, self.program.largest_capacity)))
+            block = min(place.slots + self._shortest, self.program.largest_capacity) if reads else 0
+            self._start(place, max(slots, block))
         except BaseException:
             self.clear()
             raise
-        self._tokens, self._kept = self._tokens[: place.prompt], self._kept[: place.slots]
-        self._places = [kept for kept in self._places if kept.prompt <= place.prompt]
-        self._settled = True
+        self._be_at(place)
 
     def read(
         self,
@@ -167,17 +182,21 @@ class Track:
         assert prefilled is not None, "the last token of a prompt is kept, and was not read yet"
         return prefilled
 
-    def stay(self, hidden: Float[np.ndarray, "D"] | None = None) -> Place:
-        """Leave a place here to come back to."""
-        self._room(self.program.model.state_bytes(0))
+    def stay(self, hidden: Float[np.ndarray, "D"] | None = None, *, needed: bool = True) -> Place:
+        """Leave a place here to come back to.
+
+        Raises:
+            MemoryTooSmall, DeviceFailed: there is no memory for it.
+        """
+        self._room(self.program.model.state_bytes(0), needed)
         place = Place(self.prompt, self._kept.size, self.program.snapshot(self._present()), hidden)
         self._places = [*(kept for kept in self._places if kept.prompt < place.prompt), place]
-        if len(self._places) > MOST_PLACES:
+        if len(self._places) > SNAPSHOTS:  # the first is after system and tools
             del self._places[1]
         return place
 
     def look_ahead(self, token: int, position: int) -> Decoded:
-        """Read a token that is no part of the prompt; `start` at a place takes it back."""
+        """Read a token that is no part of the prompt; `back_to` a place takes it back."""
         self._settled = False
         return self.program.decode(self._present(), token, position)
 
@@ -190,6 +209,11 @@ class Track:
         self._settled = True
         return decoded
 
+    def _be_at(self, place: Place) -> None:
+        self._tokens, self._kept = self._tokens[: place.prompt], self._kept[: place.slots]
+        self._places = [kept for kept in self._places if kept.prompt <= place.prompt]
+        self._settled = True
+
     def _start(self, place: Place, slots: int) -> None:
         if self._state is not None and place is BEGINNING:
             if self._state.capacity == self.program.capacity_for(slots):
@@ -199,10 +223,10 @@ class Track:
         model, capacity = self.program.model, self.program.capacity_for(slots)
         if self._state is None:
             self._places = []
-            self._room(model.state_bytes(capacity))
+            self._room(model.state_bytes(capacity), True)
             self._state = self.program.new_state(slots)
         if self._state.capacity < slots:
-            self._room(model.state_bytes(capacity) - self._state.bytes)
+            self._room(model.state_bytes(capacity) - self._state.bytes, True)
             self.program.grow(self._state, slots)
         if place.snapshot is not None:
             self.program.restore(self._state, place.snapshot)
@@ -221,7 +245,7 @@ class Track:
     def _stay_if_possible(self, hidden: Float[np.ndarray, "D"] | None) -> None:
         """A place less costs the next turn time, and nothing else."""
         try:
-            self.stay(hidden)
+            self.stay(hidden, needed=False)
         except (MemoryTooSmall, DeviceFailed) as error:
             logger.info("no place to come back to after %d tokens: %s", self.prompt, error)
 

@@ -22,7 +22,8 @@ Scoring = Literal["continuous", "windows"]
 class Plan:
     """The positions that the target reads, and how it came to that.
 
-    `draft_read`, `looked_ahead` and `remembered` are as in `Timings`.
+    `draft_read`, `looked_ahead` and `remembered` are as in `Timings`. Earlier turns decided about the first
+    `base` tokens of the prompt.
     """
 
     kept: Int[np.ndarray, "N"]
@@ -35,6 +36,7 @@ class Plan:
     draft_read: int = 0
     looked_ahead: int = 0
     remembered: bool = False
+    base: int = 0
 
 
 @dataclass(frozen=True)

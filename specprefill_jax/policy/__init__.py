@@ -1,7 +1,7 @@
 """Policy: whether the draft is worth running, what memory that takes, and the status. Knows no device."""
 
 from specprefill_jax.policy.decision import Decision, Status, decide
-from specprefill_jax.policy.memory import MemoryPlan, Way, plan_memory, require_memory
+from specprefill_jax.policy.memory import SNAPSHOTS, MemoryPlan, Way, plan_memory, require_memory
 from specprefill_jax.policy.pace import (
     DRAFT_TOKENS_PER_S,
     TARGET_TOKENS_PER_S,
@@ -16,6 +16,7 @@ from specprefill_jax.policy.tool_guard import OPENING_TOKENS, guard, guarded_rol
 __all__ = [
     "DRAFT_TOKENS_PER_S",
     "OPENING_TOKENS",
+    "SNAPSHOTS",
     "TARGET_TOKENS_PER_S",
     "Decision",
     "Estimate",

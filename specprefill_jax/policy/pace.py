@@ -18,6 +18,10 @@ RECENT = 9
 """Requests that a correction follows from: few enough to follow a device that heats up or is shared, enough
 that one slow request moves nothing."""
 
+FEWEST_REQUESTS = 3
+"""Requests before a correction is believed: the first ones wait for weights to be read from the disk, and a
+draft that is declined after them would never show that it has become faster."""
+
 FEWEST_TOKENS = 128
 """Requests of fewer tokens correct nothing: they take a whole padded block, and starting is most of it."""
 
@@ -49,7 +53,7 @@ class Pace:
         """
         base, kind = self._base(tokens, measured_ms)
         ratios = self._ratios[kind]
-        return base * median(ratios) if ratios else base
+        return base * median(ratios) if len(ratios) >= FEWEST_REQUESTS else base
 
     def observe(self, tokens: int, measured_ms: float | None, actual_ms: float) -> None:
         """Learn from a request that took `actual_ms`; the other arguments are those of `predict`."""
@@ -59,7 +63,8 @@ class Pace:
 
     def known(self, measured_ms: float | None) -> Known:
         """How `predict` knows: "assumed" only where nothing was measured, neither entries nor requests."""
-        return "assumed" if measured_ms is None and not self._ratios["assumed"] else "measured"
+        few = len(self._ratios["assumed"]) < FEWEST_REQUESTS
+        return "assumed" if measured_ms is None and few else "measured"
 
     def _base(self, tokens: int, measured_ms: float | None) -> tuple[float, Known]:
         if measured_ms is None:

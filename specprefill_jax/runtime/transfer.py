@@ -109,6 +109,7 @@ class Transfer:
         for source, target in pairs:
             wait, signal = self._step()
             self._device.queue_copy(source, target, wait_semaphores=wait, signal_semaphores=signal)
+            self._submitted += 1
         self._finish()
 
     @failing_as("copying state")
@@ -151,15 +152,17 @@ class Transfer:
         """Submit commands behind all earlier ones, and wait for them."""
         wait, signal = self._step()
         self._device.queue_execute(commands, wait_semaphores=wait, signal_semaphores=signal)
+        self._submitted += 1
         self._finish()
 
     def _step(self) -> tuple[iree.HalFence, iree.HalFence]:
-        """Fences that put one more operation behind all earlier ones."""
-        before = self._submitted
-        self._submitted += 1
+        """Fences that put one more operation behind all earlier ones.
+
+        It counts once it is submitted: waiting for one that was refused would never end.
+        """
         return (
-            iree.HalFence.create_at(self._semaphore, before),
-            iree.HalFence.create_at(self._semaphore, before + 1),
+            iree.HalFence.create_at(self._semaphore, self._submitted),
+            iree.HalFence.create_at(self._semaphore, self._submitted + 1),
         )
 
     def _finish(self) -> None:

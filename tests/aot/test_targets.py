@@ -87,7 +87,15 @@ def test_a_tuning_is_found_beside_the_targets_from_any_working_directory(
     assert compile_module(DOUBLE, flags, "double")
 
 
-@pytest.mark.parametrize("name", [name for name in known_targets() if name not in BUILT_ELSEWHERE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        # rdna2 and rdna3 take the paths of nvidia and the Radeon.
+        pytest.param(name, marks=[pytest.mark.deep] if name.startswith("rdna") else [])
+        for name in known_targets()
+        if name not in BUILT_ELSEWHERE
+    ],
+)
 def test_a_tiny_model_compiles_for_targets_that_no_test_can_run(name: str) -> None:
     target = target_for(name)
     numerics = target.number_format(None)

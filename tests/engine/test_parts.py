@@ -149,7 +149,7 @@ def test_without_a_draft_every_prompt_is_read_whole():
     assert (result.timings.status, result.timings.reason) == ("failed_dense", "this artifact has no draft")
     assert result.tokens == make().engine.generate(TOKENS, Settings(mode="dense", max_tokens=2)).tokens
     assert engine.generate(TOKENS, Settings(mode="dense", max_tokens=2)).timings.status == "disabled"
-    with pytest.raises(ArtifactError, match="has no draft, which alone scores"):
+    with pytest.raises(ArtifactError, match="only a draft scores, and this artifact has no draft"):
         engine.score(TOKENS)
 
 

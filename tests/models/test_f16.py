@@ -40,7 +40,9 @@ def in_f16(pair: Pair, capacity: int) -> JaxRunner:
     return JaxRunner(pair.config, model, capacity, np.dtype(np.float16))
 
 
-@pytest.mark.parametrize("name", ["equal heads", "wide heads"])  # wide ones have twice the value heads too
+# Wide heads have twice the value heads too. Equal ones are the demo draft's, whose kept tokens are compared
+# below.
+@pytest.mark.parametrize("name", [pytest.param("equal heads", marks=pytest.mark.deep), "wide heads"])
 def test_logits_in_prefill_and_decode_stay_within_the_limit(
     name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

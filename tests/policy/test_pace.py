@@ -14,13 +14,29 @@ from specprefill_jax.policy import (
     Pace,
     break_even,
 )
-from specprefill_jax.policy.pace import FEWEST_TOKENS, RECENT
+from specprefill_jax.policy.pace import FEWEST_REQUESTS, FEWEST_TOKENS, RECENT
 from specprefill_jax.settings import Settings
 
 TOKENS = st.integers(FEWEST_TOKENS, 2**18)
 TIMES = st.floats(0.01, 1e7)
 
 # --- pace
+
+
+def learn(pace: Pace, tokens: int, measured_ms: float | None, actual_ms: float) -> None:
+    """From as many requests as are believed."""
+    for _ in range(FEWEST_REQUESTS):
+        pace.observe(tokens, measured_ms, actual_ms)
+
+
+def test_a_first_slow_request_is_not_believed():
+    """A draft that is declined after it would never show that it is faster."""
+    pace = Pace(600)
+    for _ in range(FEWEST_REQUESTS - 1):
+        pace.observe(6000, None, 10**6)
+        assert pace.predict(6000, None) == pytest.approx(10_000)
+    pace.observe(6000, None, 10**6)
+    assert pace.predict(6000, None) == pytest.approx(10**6)
 
 
 def test_without_any_measurement_the_guides_rates_are_taken():
@@ -31,18 +47,18 @@ def test_without_any_measurement_the_guides_rates_are_taken():
 def test_measured_entries_are_taken_as_they_are_until_requests_come():
     pace = Pace(600)
     assert pace.predict(6000, 123.5) == 123.5
-    pace.observe(6000, 100.0, 150.0)
+    learn(pace, 6000, 100.0, 150.0)
     assert pace.predict(6000, 200.0) == 300.0
 
 
 @given(TOKENS, TIMES, st.integers(1, 8))
-def test_the_first_request_replaces_the_guess_entirely(tokens: int, actual: float, times: int):
+def test_the_first_requests_replace_the_guess_entirely(tokens: int, actual: float, times: int):
     pace = Pace(600)
-    pace.observe(tokens, None, actual)
+    learn(pace, tokens, None, actual)
     assert pace.predict(tokens * times, None) == pytest.approx(actual * times)
 
 
-@given(st.lists(st.tuples(TOKENS, TIMES), min_size=1, max_size=20), TOKENS)
+@given(st.lists(st.tuples(TOKENS, TIMES), min_size=FEWEST_REQUESTS, max_size=20), TOKENS)
 def test_a_prediction_lies_within_the_rates_of_the_last_requests(
     requests: list[tuple[int, float]], tokens: int
 ):
@@ -71,10 +87,10 @@ def test_a_device_that_stays_slow_is_noticed_and_what_is_long_ago_forgotten():
 def test_a_few_tokens_say_nothing_about_many():
     """They take a whole block: 1 token in 100 ms would make 10,000 tokens last 1,000 s."""
     pace = Pace(600)
-    pace.observe(FEWEST_TOKENS - 1, None, 100_000.0)
-    pace.observe(0, None, 5.0)
+    learn(pace, FEWEST_TOKENS - 1, None, 100_000.0)
+    learn(pace, 0, None, 5.0)
     assert pace.predict(6000, None) == pytest.approx(10_000)
-    pace.observe(FEWEST_TOKENS, None, 100_000.0)
+    learn(pace, FEWEST_TOKENS, None, 100_000.0)
     assert pace.predict(FEWEST_TOKENS, None) == pytest.approx(100_000)
 
 
@@ -87,18 +103,18 @@ def test_a_time_that_cannot_be_corrects_nothing(actual: float):
 
 def test_what_a_guess_is_off_by_does_not_correct_a_measurement():
     pace = Pace(600)
-    pace.observe(6000, None, 1000.0)
+    learn(pace, 6000, None, 1000.0)
     assert pace.predict(6000, 1000.0) == 1000.0
-    pace.observe(6000, 1000.0, 2000.0)
+    learn(pace, 6000, 1000.0, 2000.0)
     assert pace.predict(6000, None) == pytest.approx(1000.0)
 
 
 def test_a_guess_is_assumed_until_a_request_has_shown_the_truth():
     pace = Pace(600)
     assert (pace.known(None), pace.known(5.0)) == ("assumed", "measured")
-    pace.observe(1000, 5.0, 6.0)
+    learn(pace, 1000, 5.0, 6.0)
     assert pace.known(None) == "assumed"
-    pace.observe(1000, None, 6.0)
+    learn(pace, 1000, None, 6.0)
     assert pace.known(None) == "measured"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from specprefill_jax.errors import DeviceFailed
 from specprefill_jax.runtime.device import Device
-from specprefill_jax.runtime.transfer import ELEMENT_TYPES, Input
+from specprefill_jax.runtime.transfer import ELEMENT_TYPES, Input, Transfer
 
 
 def upload(device: Device, values: np.ndarray, dtype: str) -> iree.runtime.HalBufferView:
@@ -106,3 +106,22 @@ def test_no_other_module_of_the_runtime_uses_the_stock_read_back():
     package = Path(__file__).parents[2] / "specprefill_jax"
     users = [path.name for path in package.rglob("*.py") if ".to_host()" in path.read_text(encoding="utf-8")]
     assert users == []
+
+
+def test_a_copy_that_was_refused_does_not_keep_the_next_one_waiting(device: Device):
+    """Each waits for the one before: for one that was never submitted it would wait for ever."""
+
+    class Refusing:
+        def __getattr__(self, name: str) -> object:
+            return getattr(device.hal, name)
+
+        def queue_copy(self, *_: object, **__: object) -> None:
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+
+    transfer = Transfer(device.hal)
+    source, target = (transfer.allocate_bytes(16) for _ in range(2))
+    transfer._device = Refusing()  # type: ignore[assignment]
+    with pytest.raises(DeviceFailed):
+        transfer.copy([(source, target)])
+    transfer._device = device.hal
+    transfer.copy([(source, target)])
