@@ -33,7 +33,7 @@ class Session:
 
     Args:
         engine: What answers.
-        room: Called before the session takes memory of the device: with bytes, and whether it must have them.
+        room: Called before it takes memory of the device: with bytes, and whether it must have them.
     """
 
     def __init__(self, engine: Engine, room: Callable[[int, bool], None] | None = None) -> None:

@@ -186,7 +186,6 @@ class Engine:
             PromptTooLong: the tokens kept and `max_tokens` exceed the target's largest cache, or the prompt
                 and `max_tokens` its positions.
             MemoryTooSmall: the prompt does not fit the setting `memory` in any way.
-            MemoryTooSmall: the prompt does not fit the setting `memory` in any way.
             NotFiniteOutput: the target computes no numbers.
             DeviceFailed: the target's device ran out of memory, or was lost.
             Cancelled, DeadlineExceeded: `cancel` was set, or the setting `deadline` has passed.
@@ -344,10 +343,8 @@ class Engine:
             return settings, None
         plan = plan_memory(self.artifact.manifest, tokens, settings)
         way = require_memory(plan, settings.memory)
-        if plan.ways[-1].total > settings.memory:
-            settings = dataclasses.replace(
-                settings, break_even=False
-            )  # dense does not fit, whatever it takes
+        if plan.ways[-1].total > settings.memory:  # dense does not fit, so there is nothing to weigh
+            settings = dataclasses.replace(settings, break_even=False)
         if way.window is not None:
             window = way.window if way.window >= SMALLEST_WINDOW else 0
             return dataclasses.replace(settings, window=window), None

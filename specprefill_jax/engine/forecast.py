@@ -7,7 +7,7 @@ from specprefill_jax.artifact.rates import EntryTimes
 from specprefill_jax.engine.reading import reads_in_one_pass, window_size
 from specprefill_jax.policy import break_even
 from specprefill_jax.runtime.blocks import capacity_for
-from specprefill_jax.runtime.predict import answering_ms, reading_ms
+from specprefill_jax.runtime.predict import answering_ms, reading_ms, together
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.scoring import Window, plan_windows
 from specprefill_jax.selection import token_budget
@@ -68,8 +68,7 @@ def scoring_ms(draft: Program, times: EntryTimes, tokens: int, settings: Setting
     assert capacity is not None, "windows are made for the largest cache"
     parts = [reading_ms(times, draft.model, size, capacity=capacity, rows=True) for size in sizes]
     parts += [answering_ms(times, settings.lookahead, capacity=capacity)] * len(windows)
-    known = [part for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
+    return together(*parts)
 
 
 def _windows(draft: Program, tokens: int, settings: Settings) -> tuple[Window, ...]:

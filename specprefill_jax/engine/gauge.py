@@ -17,7 +17,7 @@ from specprefill_jax.policy import (
     break_even,
 )
 from specprefill_jax.runtime.blocks import capacity_for
-from specprefill_jax.runtime.predict import answering_ms, reading_ms
+from specprefill_jax.runtime.predict import answering_ms, reading_ms, together
 from specprefill_jax.selection import History, turn_budget
 
 
@@ -46,12 +46,10 @@ class Gauge:
         capacity = capacity_for(slots + left + settings.max_tokens, target.program.model.capacities)
         if capacity is None:
             return None
-        budget, expected = (
-            turn_budget(request.size, history.prompt, slots, settings),
-            self._kept.expected(left),
-        )
+        budget = turn_budget(request.size, history.prompt, slots, settings)
+        expected = self._kept.expected(left)
         kept = budget if expected is None else min(expected, budget)
-        to_score, scoring = self._scoring(request, draft)
+        to_score, scoring = self.before_scoring(request, draft)
         dense, sparse = (self._reading(target, slots, tokens, settings.max_tokens) for tokens in (left, kept))
         return break_even(
             settings,
@@ -67,7 +65,21 @@ class Gauge:
 
     def before_scoring(self, request: Request, draft: Track) -> tuple[int, float | None]:
         """Tokens that the draft has still to read, and what the measured entries say that will take."""
-        return self._scoring(request, draft)
+        settings, program, times = request.settings, draft.program, self._times.get("draft")
+        one_pass = reads_in_one_pass(program, request.size, settings)
+        place = next(draft.places(request.tokens, request.size - 1)) if one_pass else BEGINNING
+        left = request.size - place.prompt
+        if times is None:
+            return left, None
+        if place.prompt == 0:
+            return left, scoring_ms(program, times, request.size, settings)
+        capacity = _capacity(program.model, place.slots, request.size + settings.lookahead)
+        if capacity is None:
+            return left, None
+        return left, together(
+            reading_ms(times, program.model, left, capacity=capacity, start=place.slots, rows=True),
+            answering_ms(times, settings.lookahead, capacity=capacity),
+        )
 
     def scored(self, expected: tuple[int, float | None], actual_ms: float) -> None:
         """Learn how long the draft took for what `before_scoring` gave."""
@@ -80,25 +92,6 @@ class Gauge:
     def prefilled(self, target: Track, slots: int, tokens: int, room: int, actual_ms: float) -> None:
         """Learn how long the target took to read `tokens` from slot `slots` on, with `room` for an answer."""
         self._target.observe(tokens, self._reading(target, slots, tokens, room), actual_ms)
-
-    def _scoring(self, request: Request, draft: Track) -> tuple[int, float | None]:
-        settings, program, times = request.settings, draft.program, self._times.get("draft")
-        one_pass = reads_in_one_pass(program, request.size, settings)
-        place = next(draft.places(request.tokens, request.size - 1)) if one_pass else BEGINNING
-        left = request.size - place.prompt
-        if times is None:
-            return left, None
-        if place.prompt == 0:
-            return left, scoring_ms(program, times, request.size, settings)
-        capacity = _capacity(program.model, place.slots, request.size + settings.lookahead)
-        if capacity is None:
-            return left, None
-        parts = (
-            reading_ms(times, program.model, left, capacity=capacity, start=place.slots, rows=True),
-            answering_ms(times, settings.lookahead, capacity=capacity),
-        )
-        known = [part for part in parts if part is not None]
-        return left, sum(known) if len(known) == len(parts) else None
 
     def _reading(self, target: Track, slots: int, tokens: int, room: int) -> float | None:
         times, model = self._times.get("target"), target.program.model

@@ -200,10 +200,10 @@ def _fixed(request: Request) -> Place:
     dense = not settings.enabled or settings.mode == "dense" or settings.keep_fraction >= 1
     if dense or request.guard is not None or settings.history == "rescore":
         return BEGINNING
-    lost = np.zeros(request.size, dtype=bool) if request.pinned is None else request.pinned.copy()
+    pinned = np.zeros(request.size, dtype=bool) if request.pinned is None else request.pinned
     decided = caches.decided(request.tokens)
     for place in caches.target.places(request.tokens, request.size - 1):
-        missing = lost[: place.prompt].copy()
+        missing = pinned[: place.prompt].copy()
         missing[caches.target.kept[: place.slots]] = False
         if place.prompt <= decided and not missing.any():
             return place

@@ -39,6 +39,11 @@ def answering_ms(times: EntryTimes, tokens: int, *, capacity: int) -> float | No
     return _sum(times, ["head", *[f"decode_C{capacity}"] * tokens]) if tokens else 0.0
 
 
+def together(*parts: float | None) -> float | None:
+    """Their sum; None if one of them is not known."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
 def _sum(times: EntryTimes, entries: list[str]) -> float | None:
-    found = [times[entry] for entry in entries if entry in times]
-    return sum(found) if len(found) == len(entries) else None
+    return together(*(times.get(entry) for entry in entries))

@@ -95,7 +95,10 @@ def test_keeping_everything_and_dense_give_identical_tokens(engine: Engine, exam
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES[::4], ids=of)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(e, id=of(e), marks=pytest.mark.deep if i % 4 else []) for i, e in enumerate(EXAMPLES)],
+)
 def test_the_sparse_path_with_everything_kept_and_other_blocks_is_the_dense_one(
     engine: Engine, example: dict[str, Any]
 ):
@@ -108,6 +111,9 @@ def test_the_sparse_path_with_everything_kept_and_other_blocks_is_the_dense_one(
     dense = engine.logits_from(tokens, np.arange(tokens.size, dtype=np.int32))
     assert scaled_difference(sparse, dense) <= SPLIT_TOLERANCE
     assert sparse.argmax() == dense.argmax()
+    session = Session(engine)
+    session.generate(tokens[:cut], dataclasses.replace(DENSE, max_tokens=1))
+    assert session.generate(tokens, DENSE).tokens == engine.generate(tokens, DENSE).tokens
 
 
 def scaled_difference(found: Float[np.ndarray, "V"], expected: Float[np.ndarray, "V"]) -> float:
