@@ -1,0 +1,68 @@
+"""Facts that a document may state, how they are stated, and how they are asked for."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, get_args
+
+from specprefill_jax.quality.words import ATTRIBUTES, KEYS, VALUES, Filler
+
+ValueKind = Literal["name", "names", "digits"]
+"""What a value is: one invented name, two of them, or a number of three to five digits."""
+
+VALUE_KINDS: tuple[ValueKind, ...] = get_args(ValueKind)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Of `key` it is said that its `attribute` is `value`; in a program, that the variable `key` is `value`."""
+
+    key: str
+    attribute: str
+    value: str
+
+
+def make_value(random: Random, kind: ValueKind) -> str:
+    """A value of a kind; without a space before it."""
+    if kind == "digits":
+        first = str(random.randrange(1, 10))
+        return first + "".join(str(random.randrange(10)) for _ in range(random.randrange(2, 5)))
+    return " ".join(random.sample(VALUES, 2 if kind == "names" else 1))
+
+
+def make_facts(random: Random, count: int, kinds: Collection[ValueKind] = VALUE_KINDS) -> list[Fact]:
+    """Facts about so many different keys."""
+    keys, choices = random.sample(KEYS, count), sorted(kinds)
+    return [Fact(key, random.choice(ATTRIBUTES), make_value(random, random.choice(choices))) for key in keys]
+
+
+def stated(random: Random, fact: Fact, filler: Filler) -> str:
+    """A sentence or statement of the fact, with the space or line end before it."""
+    key, attribute, value = fact.key, fact.attribute, fact.value
+    if filler == "prose":
+        forms = [
+            f" The {attribute} for {key} is {value}.",
+            f" Remember that the {attribute} of {key} is {value}.",
+            f" For {key} the {attribute} is {value}.",
+            f" Note: {key} has the {attribute} {value}.",
+        ]
+    else:
+        forms = [
+            f"\nlet {key} = {value}",
+            f"\nconst {key} = {value};",
+            f"\nset( {key}, {value})",
+            f"\n{{ {key}: {value} }},",
+        ]
+    return random.choice(forms)
+
+
+def question(fact: Fact, filler: Filler) -> str:
+    """What asks for the value."""
+    if filler == "prose":
+        return f"What is the {fact.attribute} for {fact.key}?"
+    return f"What is the value of {fact.key}?"
+
+
+def opening(fact: Fact, filler: Filler) -> str:
+    """The words that the answer begins with; the value follows after a space."""
+    return f"The {fact.attribute} for {fact.key} is" if filler == "prose" else f"let {fact.key} ="
