@@ -48,6 +48,13 @@ class Kind(NamedTuple):
     limits: str
 
 
+class Head(NamedTuple):
+    """A head of the draft: of which of its full-attention layers, and which there; both from 0."""
+
+    layer: int
+    head: int
+
+
 class Knob(NamedTuple):
     """What is known about a field of `Settings`: its kind, its environment variable (or None), its use."""
 
@@ -144,6 +151,22 @@ def _roles() -> Kind:
     return Kind(read, "names separated by commas, of " + ", ".join(ROLES) + "; or none")
 
 
+def _heads() -> Kind:
+    written = re.compile(r"(\d+)\.(\d+)")
+
+    def read(raw: Any) -> tuple[Head, ...] | None:
+        each = [part.strip() for part in raw.split(",")] if isinstance(raw, str) else list(raw or ())
+        if each in ([], ["all"]):
+            return None
+        found = [written.fullmatch(part) if isinstance(part, str) else part for part in each]
+        heads = {Head(*map(int, f.groups() if isinstance(f, re.Match) else f)) for f in found}  # type: ignore
+        if min(map(min, heads)) < 0:
+            raise ValueError
+        return tuple(sorted(heads))
+
+    return Kind(read, "heads like 2.0,5.3 (attention layer 2, head 0, ..; from 0), or all")
+
+
 def _switch() -> Kind:
     words = {"1": True, "true": True, "on": True, "yes": True}
     words |= {"0": False, "false": False, "off": False, "no": False}
@@ -204,6 +227,24 @@ class Settings:
     )
     pool: int = _knob(
         13, _odd_or_zero(), "SP_POOL", "tokens to average attention over, 0 = none (the guide's rule)"
+    )
+
+    pooling: Literal["average", "max"] = _knob(
+        "average", _choice("average", "max"), None, "what a token gets of the tokens around it"
+    )
+    per_head: Literal["raw", "peak", "zscore", "rank", "median"] = _knob(
+        "raw",
+        _choice("raw", "peak", "zscore", "rank", "median"),
+        None,
+        "how heads are made comparable: raw attention, share of the head's peak, ..",
+    )
+    across: Literal["max", "mean"] = _knob(
+        "max", _choice("max", "mean"), None, "a token counts as in its strongest head, or as in all"
+    )
+    queries: int = _knob(1, _whole(1), None, "how many of the last prompt tokens are asked")
+    sinks: int = _knob(0, _whole(0), None, "how many first tokens' attention counts for nothing")
+    heads: tuple[Head, ...] | None = _knob(
+        None, _heads(), None, "which heads count: 2.0,5.3 (layer.head) or all"
     )
 
     select_mode: Literal["mass", "chunk"] | None = _knob(

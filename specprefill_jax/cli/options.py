@@ -15,6 +15,7 @@ from specprefill_jax.settings import Settings, knobs
 USAGE = "specprefill {} [OPTIONS] [PROMPT]"
 
 SCORING = ("lookahead", "spec_ctx", "window", "pool")
+SCORER = ("queries", "pooling", "per_head", "across", "sinks", "heads")
 SELECTING = (
     "select_mode",
     "cumulative_mass",
@@ -77,7 +78,7 @@ def read_settings(options: argparse.Namespace) -> Settings:
     settings = Settings.resolve(flags, os.environ, options.settings)
     dense = "mode" in vars(options) and settings.mode == "dense"  # a verb without modes always runs the draft
     for names, idle, reason in (
-        (SCORING + SELECTING, dense, "in mode dense, where the draft is not run"),
+        (SCORING + SCORER + SELECTING, dense, "in mode dense, where the draft is not run"),
         (AUTO, settings.mode != "auto", f"in mode {settings.mode}, which has no thresholds"),
         (("cumulative_mass",), settings.selection == "chunk", "when a fixed fraction is kept"),
         (("keep",), settings.selection == "mass" and settings.keep_fraction < 1, "when selection is by mass"),

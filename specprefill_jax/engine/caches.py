@@ -11,6 +11,7 @@ from jaxtyping import Int
 from specprefill_jax.engine.reading import Reading
 from specprefill_jax.engine.track import Track
 from specprefill_jax.engine.values import Plan
+from specprefill_jax.scoring import Scorer
 from specprefill_jax.settings import Settings
 
 MOST_READINGS = 32
@@ -43,7 +44,7 @@ class Readings:
 
 def _key(tokens: Int[np.ndarray, "M"], settings: Settings) -> bytes:
     """Everything that importance follows from, on one artifact and device."""
-    knobs = (settings.lookahead, settings.pool, settings.window, settings.spec_ctx)
+    knobs = (settings.lookahead, settings.window, settings.spec_ctx, Scorer.of(settings))
     return hashlib.sha256(f"{knobs}\n".encode() + np.ascontiguousarray(tokens, np.int32).tobytes()).digest()
 
 

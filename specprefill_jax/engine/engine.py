@@ -22,6 +22,7 @@ from specprefill_jax.engine.clock import Clock, Watch, Watcher
 from specprefill_jax.engine.gauge import Gauge
 from specprefill_jax.engine.planning import Planner, all_of
 from specprefill_jax.engine.prompt import Encoded, PromptOptions, encode
+from specprefill_jax.engine.reading import Reader
 from specprefill_jax.engine.request import Request
 from specprefill_jax.engine.track import Track
 from specprefill_jax.engine.values import Plan, Prompt, Result, Scored
@@ -30,6 +31,7 @@ from specprefill_jax.policy import Decision, Status, plan_memory, require_memory
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.target import check_proof, check_target, check_versions, open_device_for
 from specprefill_jax.runtime.tune import measured_device
+from specprefill_jax.scoring import Rows
 from specprefill_jax.selection import bounds_of, select
 from specprefill_jax.settings import SMALLEST_WINDOW, Settings
 
@@ -238,6 +240,25 @@ class Engine:
             windows=reading.windows,
             phases=request.clock.phases,
         )
+
+    def rows(self, tokens: Int[np.ndarray, "M"], lookahead: int = 0, *, watch: Watch | None = None) -> Rows:
+        """The draft's attention over a prompt that its largest cache holds: for experiments on scorers.
+
+        Raises:
+            ArtifactError: the artifact has no draft. PromptTooLong: the draft's largest cache is smaller.
+            ScoresUnusable, NotFiniteOutput, DeviceFailed: as `score`.
+        """
+        if self.draft is None:
+            raise ArtifactError(f"only a draft scores, and {self.no_draft}")
+        settings = dataclasses.replace(_DEFAULTS, lookahead=lookahead)
+        reader = Reader(
+            Track(self.draft),
+            self.chat.vocabulary,
+            settings,
+            clock=Clock("draft_prefill"),
+            watcher=Watcher(watch),
+        )
+        return reader.rows(tokens)
 
     def encode(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> Int[np.ndarray, "M"]:
         """The tokens that a prompt stands for.

@@ -12,7 +12,16 @@ from specprefill_jax.engine.values import Scoring
 from specprefill_jax.errors import ScoresUnusable, SettingError
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.sampling import sample
-from specprefill_jax.scoring import Window, auto_window, importance, merge_windows, plan_windows
+from specprefill_jax.scoring import (
+    Rows,
+    Scorer,
+    Window,
+    auto_window,
+    check_scorer,
+    importance,
+    merge_windows,
+    plan_windows,
+)
 from specprefill_jax.settings import Settings
 
 _GREEDY = Settings()
@@ -68,11 +77,15 @@ class Reader:
         state at position 0 and looks ahead by its own S greedy steps.
 
         Raises:
-            SettingError: `window` or `lookahead` does not fit the draft's largest cache.
+            SettingError: `window` or `lookahead` does not fit the draft's largest cache, or the draft has
+                fewer heads or rows than are asked for.
             ScoresUnusable: the draft computed something that is not a finite number.
             NotFiniteOutput: its logits are not finite.
         """
-        if reads_in_one_pass(self._track.program, tokens.size, self._settings):
+        draft = self._track.program
+        model, scorer = draft.model, Scorer.of(self._settings)
+        check_scorer(scorer, layers=model.attention_layers, heads=model.query_heads, rows=model.rows)
+        if reads_in_one_pass(draft, tokens.size, self._settings):
             return self._in_one_pass(tokens)
         return self._by_windows(tokens)
 
@@ -121,12 +134,21 @@ class Reader:
         self._track.start(place, slots)
         rows = self._rows(tokens, tell, stops)
         self._clock.enter("select")
-        return _finite(importance(rows, self._settings.pool), "importance")
+        return _finite(importance(rows, Scorer.of(self._settings)), "importance")
 
-    def _rows(
-        self, tokens: Int[np.ndarray, "M"], tell: Callable[[int], None], stops: Sequence[int]
-    ) -> list[Float[np.ndarray, "A H M"]]:
-        """Attention over `tokens` of their last one, then of each lookahead token.
+    def rows(self, tokens: Int[np.ndarray, "M"]) -> Rows:
+        """The attention rows themselves, of a prompt that is read in one pass from its beginning.
+
+        Raises:
+            PromptTooLong: the draft's largest cache does not hold it.
+            ScoresUnusable, NotFiniteOutput: as `read`.
+        """
+        self._clock.enter("draft_prefill")
+        self._track.start(BEGINNING, tokens.size + self._settings.lookahead)
+        return self._rows(tokens, lambda done: self._watcher("score", done, tokens.size), ())
+
+    def _rows(self, tokens: Int[np.ndarray, "M"], tell: Callable[[int], None], stops: Sequence[int]) -> Rows:
+        """Attention over `tokens` of their last ones, and of each lookahead token.
 
         Lookahead goes on past a stop token: every step is one more opinion, as in the guide. Afterwards the
         draft's state is again what the prompt alone made of it. `tell` hears the tokens read before each
@@ -141,21 +163,21 @@ class Reader:
             rows=True,
             before_block=lambda done, _: tell(done),
         )
-        rows = [_of_prompt(prefilled.rows, size, track.program)[prefilled.rows_valid - 1]]
+        prompt = _of_prompt(prefilled.rows, size, track.program)[: prefilled.rows_valid]
         _finite(prefilled.hidden, "hidden state")
-        if self._settings.lookahead == 0:
-            return rows
-        self._clock.enter("lookahead")
-        here = track.stay()
-        logits = track.program.head(prefilled.hidden)
-        for step in range(self._settings.lookahead):
-            tell(left)
-            token = sample(logits, _GREEDY, _UNUSED, self._vocabulary)
-            decoded = track.look_ahead(token, size + step)
-            rows.append(_of_prompt(decoded.rows, size, track.program))
-            logits = decoded.logits
-        track.back_to(here)
-        return rows
+        steps: list[Float[np.ndarray, "A H M"]] = []
+        if self._settings.lookahead:
+            self._clock.enter("lookahead")
+            here = track.stay()
+            logits = track.program.head(prefilled.hidden)
+            for step in range(self._settings.lookahead):
+                tell(left)
+                token = sample(logits, _GREEDY, _UNUSED, self._vocabulary)
+                decoded = track.look_ahead(token, size + step)
+                steps.append(_of_prompt(decoded.rows, size, track.program))
+                logits = decoded.logits
+            track.back_to(here)
+        return Rows(prompt, np.stack(steps) if steps else prompt[:0])
 
 
 def reads_in_one_pass(draft: Program, tokens: int, settings: Settings) -> bool:

@@ -104,7 +104,7 @@ class FakeProgram(Program):
             positions=2**18,
             attention_layers=LAYERS,
             query_heads=HEADS,
-            rows=1 if attend else 0,
+            rows=2 if attend else 0,
             blocks=(BLOCK,),
             capacities=capacities,
             state=STATE,

@@ -17,7 +17,7 @@ from specprefill_jax.errors import PromptTooLong, SettingError
 from specprefill_jax.policy import Status
 from specprefill_jax.runtime.state import State
 from specprefill_jax.session import Session
-from specprefill_jax.settings import Settings, knobs
+from specprefill_jax.settings import Head, Settings, knobs
 from tests.engine.fake import BLOCK, NEEDLE, Fake, FakeProgram, FakeState, make, prompt
 from tests.qwen_chat import TOKENIZER, WEATHER, qwen_chat
 
@@ -328,6 +328,12 @@ OTHER_VALUES: dict[str, Any] = {
     "spec_ctx": 2048,
     "window": 600,
     "pool": 5,
+    "pooling": "max",
+    "per_head": "rank",
+    "across": "mean",
+    "queries": 2,
+    "sinks": 8,
+    "heads": (Head(0, 0), Head(1, 2)),
     "select_mode": "chunk",
     "cumulative_mass": 0.5,
     "keep": 0.1,

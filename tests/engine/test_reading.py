@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from specprefill_jax.engine.reading import window_size
 from specprefill_jax.errors import SettingError
-from specprefill_jax.settings import Settings
+from specprefill_jax.settings import Head, Settings
 from tests.engine.fake import CHAT, from_everything, make, prompt, to_token
 
 PLAIN = Settings(pool=0)
@@ -53,6 +53,31 @@ def test_pooling_spreads_a_peak_over_its_neighbors():
     assert (importance[124:137] > 0.5 / 13).all()
     assert importance[123] < 0.01
     assert importance[137] < 0.01
+
+
+def test_settings_choose_the_heads_and_the_queries():
+    fake, tokens = make(attend=to_token(100)), prompt(320, needle_at=130)
+    only = dataclasses.replace(PLAIN, lookahead=0, heads=(Head(1, 2),))
+    assert fake.engine.score(tokens, only).importance.argmax() == 130
+    # The row before the last is all 0 there: the mean of both is half.
+    both = fake.engine.score(tokens, dataclasses.replace(only, queries=2))
+    assert both.importance[130] == 0.25
+
+
+def test_a_head_that_the_draft_lacks_is_refused_before_it_reads_anything():
+    fake = make()
+    with pytest.raises(SettingError, match=r"heads=2\.0: the draft has 2 attention layers of 3 heads"):
+        fake.engine.generate(prompt(320), Settings(mode="sparse", heads=(Head(2, 0),)))
+    assert fake.draft.calls == fake.target.calls == []
+
+
+def test_rows_are_the_drafts_own_cut_to_the_prompt():
+    fake, tokens = make(attend=to_token(100)), prompt(320, needle_at=130)
+    rows = fake.engine.rows(tokens, lookahead=3)
+    assert rows.prompt.shape == (2, 2, 3, 320)
+    assert rows.lookahead.shape == (3, 2, 3, 320)
+    assert rows.prompt[-1, 1, 2].argmax() == 130
+    assert fake.engine.rows(tokens).lookahead.shape == (0, 2, 3, 320)
 
 
 def test_lookahead_goes_on_past_a_stop_token():
