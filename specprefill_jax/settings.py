@@ -10,7 +10,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -205,6 +205,9 @@ class Settings:
     minimum_tokens: int | None = _knob(
         None, _unset_or(_whole(0)), None, "prompts of fewer tokens run dense (default: the artifact's)"
     )
+    calibration: bool = _knob(
+        True, _switch(), None, "what `specprefill calibrate` chose stands in for settings that are not given"
+    )
     memory: int | None = _knob(
         None,
         _unset_or(_byte_count()),
@@ -331,6 +334,24 @@ class Settings:
         settings = cls(**values, origins={name: origin for name, (_, origin) in given.items()})
         _warn_of_idle_knobs(settings)
         return settings
+
+    def with_defaults(self, values: Mapping[str, object]) -> "Settings":
+        """These settings, in which `values` stand in for those that were left at their defaults.
+
+        A fraction to keep does not where something else was said about how much to keep.
+
+        Raises:
+            SettingError: a name is not a setting, or a value none that it may have.
+        """
+        for name in values:
+            _check_known(name, "the calibration")
+        default = Settings()
+        said = {n for n in knobs() if n in self.origins or getattr(self, n) != getattr(default, n)}
+        names = set(values) - said
+        if said & {"keep", "select_mode", "cumulative_mass"}:
+            names.discard("keep")
+        read = {name: _read(name, values[name], Origin(name, "the calibration")) for name in names}
+        return replace(self, **read)
 
     def __post_init__(self) -> None:
         for name in knobs():

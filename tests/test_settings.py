@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specprefill_jax.errors import FileMissing, SettingError
-from specprefill_jax.settings import Settings, knobs
+from specprefill_jax.settings import Head, Settings, knobs
 
 # The table "Configuration Reference" of the SpecPrefill guide, v3.1, and SP_POOL, which is ours.
 GUIDE_DEFAULTS = {
@@ -303,3 +303,36 @@ def test_settings_can_be_changed_one_knob_at_a_time_and_compared():
     assert hash(changed) == hash(Settings(keep=0.5))
     with pytest.raises(dataclasses.FrozenInstanceError):
         base.keep = 0.1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# --- values that stand in for defaults
+
+CHOSEN = {"heads": ["0.1", "1.2"], "lookahead": 0, "pool": 7, "keep": 0.15}
+
+
+def test_settings_left_at_their_defaults_take_the_values_that_stand_in_for_them():
+    filled = Settings(max_tokens=5).with_defaults(CHOSEN)
+    assert filled.heads == (Head(0, 1), Head(1, 2))
+    assert (filled.lookahead, filled.pool, filled.keep, filled.max_tokens) == (0, 7, 0.15, 5)
+    assert filled.selection == "chunk"
+
+
+def test_what_is_given_is_not_replaced_even_if_it_is_the_default():
+    assert Settings(pool=5).with_defaults(CHOSEN).pool == 5
+    assert Settings.resolve({"pool": "13"}).with_defaults(CHOSEN).pool == 13
+
+
+@pytest.mark.parametrize("said", [{"keep": 0.5}, {"select_mode": "mass"}, {"cumulative_mass": 0.7}])
+def test_how_much_to_keep_is_the_callers_once_they_say_anything_about_it(said: dict[str, object]):
+    filled = Settings.resolve(said).with_defaults(CHOSEN)
+    assert filled.keep == said.get("keep")
+    assert filled.lookahead == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"pool": 12}, "pool=12 in the calibration"), ({"pol": 13}, "pol in the calibration is not a setting")],
+)
+def test_values_that_are_no_settings_are_refused(values: dict[str, object], message: str):
+    with pytest.raises(SettingError, match=message):
+        Settings().with_defaults(values)

@@ -181,7 +181,7 @@ def copied(
     pieces: list[list[int]] = []
     most = random.choice((1, 2, 3, 4, 6, 8, 12))
     while len(ids) < tokens:
-        if len(pieces) == most or pieces and random.random() < 0.5:
+        if len(pieces) == most or (pieces and random.random() < 0.5):
             piece = random.choice(pieces)
             weights += [OTHER] + [ANSWER] * (len(piece) - 1)
         else:

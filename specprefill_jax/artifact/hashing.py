@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+from specprefill_jax.artifact import beside
 from specprefill_jax.artifact.manifest import MANIFEST_NAME, FileEntry
-from specprefill_jax.artifact.rates import RATES_NAME
 
 # Large enough that hashing is not bound by calls, small enough that progress moves several times a second.
 _PIECE_BYTES = 8 << 20
@@ -31,5 +31,5 @@ def describe_files(directory: Path) -> dict[str, FileEntry]:
     return {
         name: FileEntry(sha256_of(path), path.stat().st_size)
         for name, path in sorted(names.items())
-        if name not in (MANIFEST_NAME, RATES_NAME)
+        if name not in (MANIFEST_NAME, *beside.NAMES)
     }

@@ -1,11 +1,6 @@
-"""How fast an artifact's entries are on the devices where `specprefill tune` has measured them: `rates.json`.
-
-The file lies beside those of the manifest but is none of them: an artifact is the same with or without it.
-"""
+"""How fast an artifact's entries are on the devices that `specprefill tune` has measured: `rates.json`."""
 
 import dataclasses
-import hashlib
-import json
 import logging
 import math
 import os
@@ -13,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from specprefill_jax.artifact import strict
+from specprefill_jax.artifact.beside import RATES_NAME, manifest_digest, replace
 from specprefill_jax.artifact.manifest import Manifest
 from specprefill_jax.errors import ArtifactError
 
 log = logging.getLogger(__name__)
 
-RATES_NAME = "rates.json"
 SCHEMA = 1
 
 EntryTimes = Mapping[str, float]
@@ -61,11 +56,6 @@ class Rates:
 class _File:
     schema: int
     devices: tuple[Rates, ...]
-
-
-def manifest_digest(manifest: Manifest) -> str:
-    """A sha256 of the manifest, and so of the build: it holds the hash of every file."""
-    return hashlib.sha256(json.dumps(manifest.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 def read_rates(directory: Path, manifest: Manifest, device: MeasuredDevice) -> Mapping[str, EntryTimes]:
@@ -113,48 +103,8 @@ def write_rates(directory: Path, rates: Rates) -> Path:
         log.warning("the damaged rates are replaced, other devices' among them. %s", error)
         others = []
     ordered = sorted((*others, rates), key=lambda each: dataclasses.astuple(each.device))
-    document = dataclasses.asdict(_File(SCHEMA, tuple(ordered)))
-    _replace(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    replace(path, _File(SCHEMA, tuple(ordered)))
     return path
-
-
-def check_writable(directory: Path) -> None:
-    """Find out whether `write_rates` could write, before minutes are spent on measuring.
-
-    Raises:
-        ArtifactError: it could not.
-    """
-    path = directory / RATES_NAME
-    scratch = _scratch(path)
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(0, "it is a directory")
-        scratch.touch()
-        scratch.unlink()
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _replace(path: Path, text: str) -> None:
-    scratch = _scratch(path)
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        os.replace(scratch, path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise _unwritable(path, error) from error
-
-
-def _scratch(path: Path) -> Path:
-    """Beside the file, so that one takes the other's place at once, with the permissions of a new file."""
-    return path.with_name(f".{path.name}-{os.getpid()}")
-
-
-def _unwritable(path: Path, error: OSError) -> ArtifactError:
-    return ArtifactError(
-        f"{path} cannot be written: {error.strerror or error}. Rates lie in the artifact's directory: make "
-        "it writable, or copy the artifact to where you can write and tune the copy"
-    )
 
 
 def _read(path: Path) -> tuple[Rates, ...]:

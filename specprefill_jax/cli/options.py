@@ -29,7 +29,7 @@ SELECTING = (
     "pin_roles",
 )
 AUTO = ("minimum_tokens", "break_even")
-THRESHOLDS = ("mode", *AUTO, "tool_guard", "memory")
+THRESHOLDS = ("mode", *AUTO, "calibration", "tool_guard", "memory")
 ANSWERING = ("max_tokens", "deadline", "temperature", "top_k", "top_p", "min_p", "seed")
 DRAWING = ("top_k", "top_p", "min_p", "seed")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from specprefill_jax.artifact.rates import EntryTimes, Rates, check_writable, manifest_digest, write_rates
+from specprefill_jax.artifact.beside import RATES_NAME, check_writable, manifest_digest
+from specprefill_jax.artifact.rates import EntryTimes, Rates, write_rates
 from specprefill_jax.cli.load import load_engine
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.engine.forecast import Forecast, forecasts
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         engine = load_engine(arguments.artifact, arguments.device, waiting)
         if engine.draft is None:
             raise ArtifactError(f"no draft can pay where there is none: {engine.no_draft}")
-        check_writable(engine.artifact.directory)
+        check_writable(engine.artifact.directory / RATES_NAME)
         times = {
             role: measure(
                 program,

@@ -10,6 +10,7 @@ from typing import Unpack
 import numpy as np
 from jaxtyping import Float, Int
 
+from specprefill_jax.artifact.calibration import Calibration, read_calibration
 from specprefill_jax.artifact.locate import demo_artifact, find_artifact
 from specprefill_jax.artifact.manifest import MANIFEST_NAME
 from specprefill_jax.artifact.rates import EntryTimes, read_rates
@@ -26,7 +27,7 @@ from specprefill_jax.engine.reading import Reader
 from specprefill_jax.engine.request import Request
 from specprefill_jax.engine.track import Track
 from specprefill_jax.engine.values import Plan, Prompt, Result, Scored
-from specprefill_jax.errors import ArtifactError, DeviceFailed, FileMissing, NotFiniteOutput
+from specprefill_jax.errors import ArtifactError, DeviceFailed, FileMissing, NotFiniteOutput, SettingError
 from specprefill_jax.policy import Decision, Status, plan_memory, require_memory
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.target import check_proof, check_target, check_versions, open_device_for
@@ -51,6 +52,7 @@ class Engine:
         chat: The artifact's tokenizer and template.
         draft, target: Its models on the device. Without a draft every prompt is read whole.
         no_draft: Why there is no draft, where there is none.
+        calibration: What is known about how to read the draft's attention; None: nothing.
 
     Args:
         times: Milliseconds of each measured entry, by role; None: nothing was measured on this device.
@@ -66,6 +68,7 @@ class Engine:
         times: Mapping[str, EntryTimes] | None = None,
         *,
         no_draft: str = "this artifact has no draft",
+        calibration: Calibration | None = None,
     ) -> None:
         self.artifact = artifact
         self.chat = chat
@@ -78,6 +81,7 @@ class Engine:
                     f"{program.label} knows {program.model.vocabulary}; compile it with its own tokenizer"
                 )
         self.no_draft = no_draft
+        self.calibration = calibration
         self._readings = Readings()
         self._gauge = Gauge(times or {})
         self._planner = Planner(
@@ -86,6 +90,7 @@ class Engine:
             largest=target.largest_capacity,
             gauge=self._gauge,
             no_draft=no_draft,
+            unfit="" if calibration is None or calibration.reached else _unfit(calibration),
         )
 
     @classmethod
@@ -149,7 +154,9 @@ class Engine:
                 no_draft = f"the draft could not be loaded: {error}"
                 logger.warning("every prompt will be read whole: %s", no_draft)
         times = read_rates(artifact.directory, manifest, measured_device(opened))
-        return cls(artifact, chat, draft, program("target"), times, no_draft=no_draft)
+        calibration = _usable(read_calibration(artifact.directory, manifest))
+        target = program("target")
+        return cls(artifact, chat, draft, target, times, no_draft=no_draft, calibration=calibration)
 
     def generate(
         self,
@@ -333,6 +340,8 @@ class Engine:
         options: PromptOptions,
     ) -> Request:
         clock = Clock("tokenize")
+        if self.calibration is not None and settings.calibration:
+            settings = settings.with_defaults(self.calibration.settings)
         encoded = encode(self.chat, self._vocabulary, prompt, settings, **options)
         clock.enter("decide")
         settings, too_large = self._within_memory(encoded.tokens.size, settings)
@@ -410,6 +419,25 @@ class Engine:
         took = request.clock.phases["target_prefill"]
         self._gauge.prefilled(target, slots, plan.kept.size - slots, request.settings.max_tokens, took)
         return logits, reused
+
+
+def _usable(calibration: Calibration | None) -> Calibration | None:
+    """A calibration whose settings are settings of this version; said in the log if it is none."""
+    try:
+        if calibration is not None:
+            _DEFAULTS.with_defaults(calibration.settings)
+    except SettingError as error:
+        logger.warning("the calibration is ignored; `specprefill calibrate` calibrates again. %s", error)
+        return None
+    return calibration
+
+
+def _unfit(calibration: Calibration) -> str:
+    """Why a draft that does not keep what was wanted is not asked."""
+    return (
+        f"calibration found that {calibration.retention:.0%} of the facts asked for are kept whole, where "
+        f"{calibration.wanted:.0%} were wanted; mode sparse or calibration=off run the draft all the same"
+    )
 
 
 def last(answer: Iterator[str | Result]) -> Result:

@@ -42,10 +42,21 @@ class Planner:
         largest: Slots of the target's largest cache.
         gauge: Knows whether the draft will pay.
         no_draft: Why there is no draft, where there is none.
+        unfit: Why the draft is no guide to what matters; "": nothing speaks against it.
     """
 
-    def __init__(self, *, minimum: int, vocabulary: int, largest: int, gauge: Gauge, no_draft: str) -> None:
+    def __init__(
+        self,
+        *,
+        minimum: int,
+        vocabulary: int,
+        largest: int,
+        gauge: Gauge,
+        no_draft: str,
+        unfit: str = "",
+    ) -> None:
         self._gauge = gauge
+        self._unfit = unfit
         self._no_draft = no_draft
         self._minimum = minimum
         self._vocabulary = vocabulary
@@ -79,7 +90,7 @@ class Planner:
         settings, draft = request.settings, request.caches.draft
         history = History(base.prompt, request.caches.target.kept[: base.slots])
         left = request.size - base.prompt
-        decision = decide(left, settings, self._minimum, guard=request.guard)
+        decision = decide(left, settings, self._minimum, guard=request.guard, unfit=self._unfit)
         if decision.status is not None:
             return _dense(request, history, decision.status, decision.reason)
         if keeps_everything(left, settings):

@@ -14,6 +14,7 @@ class Status(StrEnum):
     DISABLED = "disabled"
     SKIPPED_MIN_TOKENS = "skipped_min_tokens"
     SKIPPED_TOOL_GUARD = "skipped_tool_guard"
+    SKIPPED_CALIBRATION = "skipped_calibration"
     SKIPPED_BREAK_EVEN = "skipped_break_even"
     SKIPPED_INSUFFICIENT_BUDGET = "skipped_insufficient_budget"
     FAILED_DENSE = "failed_dense"
@@ -33,13 +34,19 @@ class Decision:
 
 
 def decide(
-    tokens: int, settings: Settings, manifest_minimum: int, *, guard: Decision | None = None
+    tokens: int,
+    settings: Settings,
+    manifest_minimum: int,
+    *,
+    guard: Decision | None = None,
+    unfit: str = "",
 ) -> Decision:
     """Decides for a prompt with `tokens` still to prefill; exactly the minimum is enough.
 
     Args:
         manifest_minimum: The artifact's own minimum of tokens, which the settings may replace.
         guard: What forbids the draft, whatever it would save; None: nothing does.
+        unfit: Why the draft is no guide to what matters, as calibration found; "": nothing speaks against it.
     """
     if not settings.enabled:
         return Decision(Status.DISABLED, "enabled is off")
@@ -49,6 +56,8 @@ def decide(
         return guard
     if settings.mode == "sparse":
         return Decision(None, "mode is sparse, which skips thresholds")
+    if unfit and settings.calibration:
+        return Decision(Status.SKIPPED_CALIBRATION, unfit)
     minimum = manifest_minimum if settings.minimum_tokens is None else settings.minimum_tokens
     if tokens < minimum:
         reason = f"{tokens} tokens are fewer than the minimum of {minimum} (minimum_tokens)"

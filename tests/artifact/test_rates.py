@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from specprefill_jax.artifact import rates as module
+from specprefill_jax.artifact import beside
+from specprefill_jax.artifact.beside import RATES_NAME, check_writable, manifest_digest
 from specprefill_jax.artifact.hashing import describe_files
 from specprefill_jax.artifact.manifest import Manifest
-from specprefill_jax.artifact.rates import (
-    MeasuredDevice,
-    Rates,
-    check_writable,
-    manifest_digest,
-    read_rates,
-    write_rates,
-)
+from specprefill_jax.artifact.rates import MeasuredDevice, Rates, read_rates, write_rates
 from specprefill_jax.artifact.verify import open_artifact
 from specprefill_jax.errors import ArtifactError
 from tests.artifact.sample import write_artifact
@@ -100,7 +94,7 @@ def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, "replace", fail)
+    monkeypatch.setattr(beside.os, "replace", fail)
     with pytest.raises(ArtifactError, match=r"rates\.json cannot be written: No space left on device"):
         write_rates(directory, of(manifest, CPU, 2.0))
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
@@ -192,19 +186,27 @@ def test_writing_mends_a_damaged_file(directory: Path, manifest: Manifest, caplo
 # --- a directory that cannot be written
 
 
+UNWRITABLE = r"rates\.json cannot be written: .*make that writable, or"
+
+
 def test_a_directory_that_cannot_be_written_is_found_out_before_and_while_writing(
     tmp_path: Path, directory: Path, manifest: Manifest
 ):
     (directory / "rates.json").mkdir()
     for place in (directory, tmp_path / "none"):
-        for attempt in (lambda at: check_writable(at), lambda at: write_rates(at, of(manifest, CPU))):
-            with pytest.raises(ArtifactError, match=r"rates\.json cannot be written: .*make it writable, or"):
+        for attempt in (
+            lambda at: check_writable(at / RATES_NAME),
+            lambda at: write_rates(at, of(manifest, CPU)),
+        ):
+            with pytest.raises(
+                ArtifactError, match=r"rates\.json cannot be written: .*make that writable, or"
+            ):
                 attempt(place)
 
 
 def test_finding_out_leaves_nothing_behind(directory: Path):
     before = sorted(os.listdir(directory))
-    check_writable(directory)
+    check_writable(directory / RATES_NAME)
     assert sorted(os.listdir(directory)) == before
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from specprefill_jax.artifact.calibration import Calibration
 from specprefill_jax.artifact.manifest import (
     COMPILER,
     RUNTIME,
@@ -218,6 +219,7 @@ def make(
     draft_capacity: int | tuple[int, ...] = 4096,
     target_capacity: int | tuple[int, ...] = 4096,
     minimum: int = 200,
+    calibration: Calibration | None = None,
 ) -> Fake:
     """An engine whose artifact runs prompts of at least `minimum` tokens through the draft."""
     draft = FakeProgram(
@@ -237,7 +239,8 @@ def make(
         files={"p": FileEntry("0" * 64, 1)},
         build=Build({}, {COMPILER: "3.13.0", RUNTIME: "3.13.0"}, {}, {}),
     )
-    return Fake(Engine(Artifact(DEMO, manifest), CHAT, draft, target), draft, target)
+    engine = Engine(Artifact(DEMO, manifest), CHAT, draft, target, calibration=calibration)
+    return Fake(engine, draft, target)
 
 
 def _several(capacity: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jaxtyping import Int
 
+from specprefill_jax.artifact.calibration import Calibration
 from specprefill_jax.chat import Chat, Message
 from specprefill_jax.engine import Engine
 from specprefill_jax.errors import PromptTooLong, SettingError
@@ -327,6 +328,7 @@ OTHER_VALUES: dict[str, Any] = {
     "lookahead": 4,
     "spec_ctx": 2048,
     "window": 600,
+    "calibration": False,
     "pool": 5,
     "pooling": "max",
     "per_head": "rank",
@@ -378,6 +380,9 @@ def nothing_read(attended: list[int]) -> np.ndarray:
     return np.full(len(attended), 0.25, np.float32)
 
 
+POOR = Calibration("", {}, 0.95, 0.61, 0.5, 0.7, 100, plain=0.6, depth=2, seed=0)
+
+
 def test_every_status_has_a_reason():
     fake = make()
     without_draft = Engine(
@@ -395,6 +400,7 @@ def test_every_status_has_a_reason():
         ),
         fake.engine.generate(TOKENS, dataclasses.replace(AUTO, max_keep=36)),
         make(attend=nothing_read).engine.generate(TOKENS, AUTO),
+        make(calibration=POOR).engine.generate(TOKENS, AUTO),
         without_draft.generate(TOKENS, AUTO),
     ]
     assert {result.timings.status for result in results} == set(Status)

@@ -38,6 +38,13 @@ def test_dense_mode_and_the_switch_disable_it(knobs: dict[str, Any]):
     assert not decision.run
 
 
+def test_a_draft_that_calibration_found_unfit_is_not_run_unless_that_is_asked_for():
+    decision = decide(100_000, Settings(), 512, unfit="it keeps 61%")
+    assert (decision.status, decision.reason) == (Status.SKIPPED_CALIBRATION, "it keeps 61%")
+    assert decide(100_000, Settings(calibration=False), 512, unfit="it keeps 61%").run
+    assert decide(100_000, Settings(mode="sparse"), 512, unfit="it keeps 61%").run
+
+
 def test_statuses_are_the_guides_strings():
     guides = {
         "active",
@@ -47,7 +54,7 @@ def test_statuses_are_the_guides_strings():
         "disabled",
         "skipped_min_tokens",
     }
-    ours = {"skipped_insufficient_budget", "failed_dense"}
+    ours = {"skipped_insufficient_budget", "skipped_calibration", "failed_dense"}
     assert {f"{status}" for status in Status} == guides | ours
     assert Status("skipped_break_even") is Status.SKIPPED_BREAK_EVEN
     assert Status("skipped_tool_guard") is Status.SKIPPED_TOOL_GUARD
