@@ -16,18 +16,9 @@ USAGE = "specprefill {} [OPTIONS] [PROMPT]"
 
 SCORING = ("lookahead", "spec_ctx", "window", "pool")
 SCORER = ("queries", "pooling", "per_head", "across", "sinks", "heads")
-SELECTING = (
-    "select_mode",
-    "cumulative_mass",
-    "keep",
-    "max_keep",
-    "chunk",
-    "boost_first_mult",
-    "boost_first_n",
-    "boost_last_mult",
-    "boost_last_n",
-    "pin_roles",
-)
+KEEPING = ("select_mode", "cumulative_mass", "keep", "max_keep", "pin_roles")
+RANKING = ("chunk", "boost_first_mult", "boost_first_n", "boost_last_mult", "boost_last_n")
+SELECTING = (*KEEPING, *RANKING)
 AUTO = ("minimum_tokens", "break_even")
 THRESHOLDS = ("mode", *AUTO, "calibration", "tool_guard", "memory")
 ANSWERING = ("max_tokens", "deadline", "temperature", "top_k", "top_p", "min_p", "seed")
@@ -57,9 +48,16 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settings", type=Path, metavar="FILE", help="settings from a TOML file")
 
 
-def add_knobs(parser: argparse.ArgumentParser, title: str, names: Iterable[str]) -> None:
-    """An option per setting. Its value is read by `Settings`, which knows the limits."""
+def add_knobs(
+    parser: argparse.ArgumentParser, title: str, names: Iterable[str], *, hidden: Iterable[str] = ()
+) -> None:
+    """An option per setting. Its value is read by `Settings`, which knows the limits.
+
+    Those `hidden` are understood as well, but the help leaves them out.
+    """
     group = parser.add_argument_group(title)
+    for name in hidden:
+        parser.add_argument("--" + name.replace("_", "-"), dest=name, help=argparse.SUPPRESS)
     for name in names:
         knob = knobs()[name]
         words = knob.help.replace("%", "%%") + (f" [{knob.env}]" if knob.env else "")

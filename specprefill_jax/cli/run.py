@@ -27,8 +27,13 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument("-v", "--verbose", action="store_true", help="status and phases on standard error")
     options.add_knobs(parser, "answer", options.ANSWERING)
     options.add_knobs(parser, "whether to prefill sparsely", options.THRESHOLDS)
-    options.add_knobs(parser, "how the draft scores tokens", options.SCORING)
-    options.add_knobs(parser, "what is kept", options.SELECTING)
+    options.add_knobs(parser, "how the draft scores tokens", options.SCORING, hidden=options.SCORER)
+    options.add_knobs(
+        parser,
+        "what is kept (more settings of both: specprefill score --help)",
+        options.KEEPING,
+        hidden=options.RANKING,
+    )
     parser.set_defaults(verb=run)
 
 
