@@ -43,6 +43,7 @@ class Stage:
         rate: Learning rate; between the stages' rates it moves linearly over the steps of the stage.
         memory: Delta layers' range of time steps, set anew at the start of the stage.
         sharpness: Norms of queries and keys above their 1, set anew at the start of the stage.
+        layers: The first so many layers are there; those that were not there before begin with little to say.
     """
 
     steps: int
@@ -54,6 +55,7 @@ class Stage:
     rate: float
     memory: tuple[float, float] | None = None
     sharpness: float | None = None
+    layers: int | None = None
 
 
 Piece = tuple[str, bool]
@@ -76,7 +78,7 @@ class Maker:
         return make_facts(self.random, min(self.random.randint(low, high), most), self.stage.values)
 
     def reply(self, prefix: str, value: str) -> list[Piece]:
-        """The assistant's turn: most of the time the words of the question are given, then the value follows."""
+        """The assistant's turn: as a rule the words of the question are given, and the value follows."""
         shown = prefix if self.random.random() < PREFIXED else ""
         return [(END + "\n" + ASSISTANT + shown, False), (f" {value}{END}", True)]
 

@@ -1,6 +1,6 @@
 """Qwen3.5 text for training: batches of whole sequences, and a gradient that a CPU computes fast.
 
-The serving model (`specprefill_jax.models`) reads one sequence in blocks from a state; here there is no state.
+The serving model (`specprefill_jax.models`) reads one sequence in blocks from a state; here is no state.
 Parameters are a dict under the checkpoint's own names, in its shapes, so that saving is writing them down.
 `tests/test_train_demo.py` holds this model against the serving one.
 """
@@ -8,6 +8,7 @@ Parameters are a dict under the checkpoint's own names, in its shapes, so that s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -92,23 +93,50 @@ def shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def logits(config: TextConfig, parameters: Parameters, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-    """Next-token logits at every position. T is a multiple of `CHUNK`, and of `QUERIES` where it is longer."""
+@dataclass(frozen=True)
+class Gaps:
+    """What delta layers do where positions have gaps; the default is what the serving model does: nothing.
+
+    Attributes:
+        decay: How many times the head's mean decay of a token a skipped one counts.
+        cut: Whether the convolution reads zeros from before a gap.
+    """
+
+    decay: float = 0.0
+    cut: bool = False
+
+
+NO_GAPS = Gaps()
+
+
+def logits(
+    config: TextConfig,
+    parameters: Parameters,
+    tokens: Int[Array, "B T"],
+    *,
+    layers: int | None = None,
+    positions: Int[Array, "B T"] | None = None,
+    gaps: Gaps = NO_GAPS,
+) -> Float[Array, "B T V"]:
+    """Next-token logits at every position, by the first `layers` layers (None: all).
+
+    T is a multiple of `CHUNK`, and of `QUERIES` where it is longer. `positions` are ascending; None: 0..T-1.
+    """
+    if positions is None:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     embedding = parameters["model.embed_tokens.weight"]
     x = embedding[tokens]
-    for index, kind in enumerate(config.layer_types):
+    for index, kind in enumerate(config.layer_types[:layers]):
         layer = part(parameters, f"model.layers.{index}.")
-        mixer = attention if kind == "full_attention" else delta
         normed = rms_norm(x, layer["input_layernorm.weight"], config.rms_norm_eps)
-        x = x + mixer(config, part(layer, mixer_name(kind)), normed)
+        if kind == "full_attention":
+            x = x + attention(config, part(layer, "self_attn."), normed, positions)
+        else:
+            x = x + delta(config, part(layer, "linear_attn."), normed, positions, gaps)
         normed = rms_norm(x, layer["post_attention_layernorm.weight"], config.rms_norm_eps)
         gate, up = normed @ layer["mlp.gate_proj.weight"].T, normed @ layer["mlp.up_proj.weight"].T
         x = x + (jax.nn.silu(gate) * up) @ layer["mlp.down_proj.weight"].T
     return rms_norm(x, parameters["model.norm.weight"], config.rms_norm_eps) @ embedding.T
-
-
-def mixer_name(kind: str) -> str:
-    return "self_attn." if kind == "full_attention" else "linear_attn."
 
 
 def part(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
@@ -120,25 +148,29 @@ def rms_norm(x: Float[Array, "*batch d"], weight: Float[Array, " d"], eps: float
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * (1 + weight)
 
 
-def rotated(config: TextConfig, x: Float[Array, "B T h d"]) -> Float[Array, "B T h d"]:
-    """Rotary positions 0..T-1 on the first part of each head."""
+def rotated(
+    config: TextConfig, x: Float[Array, "B T h d"], positions: Int[Array, "B T"]
+) -> Float[Array, "B T h d"]:
+    """Rotary positions on the first part of each head."""
     half = config.rotary_dim // 2
     frequencies = config.rope_theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    angles = (jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequencies)[:, None]
+    angles = (positions.astype(jnp.float32)[..., None] * frequencies)[:, :, None]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
-def attention(config: TextConfig, p: dict[str, Array], x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+def attention(
+    config: TextConfig, p: dict[str, Array], x: Float[Array, "B T D"], positions: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
     """Gated full attention."""
     batch, steps, _ = x.shape
     size, keys, heads = config.head_dim, config.num_key_value_heads, config.num_attention_heads
     q, gate = jnp.split((x @ p["q_proj.weight"].T).reshape(batch, steps, heads, 2 * size), 2, axis=-1)
     k = (x @ p["k_proj.weight"].T).reshape(batch, steps, keys, size)
     v = (x @ p["v_proj.weight"].T).reshape(batch, steps, keys, size).transpose(0, 2, 1, 3)
-    q = rotated(config, rms_norm(q, p["q_norm.weight"], config.rms_norm_eps)) * size**-0.5
-    k = rotated(config, rms_norm(k, p["k_norm.weight"], config.rms_norm_eps)).transpose(0, 2, 1, 3)
+    q = rotated(config, rms_norm(q, p["q_norm.weight"], config.rms_norm_eps), positions) * size**-0.5
+    k = rotated(config, rms_norm(k, p["k_norm.weight"], config.rms_norm_eps), positions).transpose(0, 2, 1, 3)
     q = q.reshape(batch, steps, keys, -1, size).transpose(0, 2, 3, 1, 4)
 
     def some(queries: Array, start: int, end: int) -> Array:
@@ -155,7 +187,13 @@ def attention(config: TextConfig, p: dict[str, Array], x: Float[Array, "B T D"])
     return (out * jax.nn.sigmoid(gate)).reshape(batch, steps, -1) @ p["o_proj.weight"].T
 
 
-def delta(config: TextConfig, p: dict[str, Array], x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+def delta(
+    config: TextConfig,
+    p: dict[str, Array],
+    x: Float[Array, "B T D"],
+    positions: Int[Array, "B T"],
+    gaps: Gaps,
+) -> Float[Array, "B T D"]:
     """The gated delta rule over chunks of tokens (see `specprefill_jax.models.delta`)."""
     batch, steps, _ = x.shape
     size, heads, key_heads = (
@@ -167,12 +205,15 @@ def delta(config: TextConfig, p: dict[str, Array], x: Float[Array, "B T D"]) -> 
     joined = jnp.concatenate([p[f"{name}.weight"] for name in names])
     ends = np.cumsum([config.conv_channels, config.value_dim, heads]).tolist()
     qkv, z, b, a = jnp.split(x @ joined.T, ends, axis=-1)
-    qkv = convolved(p["conv1d.weight"], qkv)
+    qkv = convolved(p["conv1d.weight"], qkv, positions if gaps.cut else None)
     q, k, v = jnp.split(qkv, [config.key_dim, 2 * config.key_dim], axis=-1)
     q, k = (unit(each.reshape(batch, steps, key_heads, -1)) for each in (q, k))
     q, k = (jnp.repeat(each, heads // key_heads, axis=2) for each in (q * q.shape[-1] ** -0.5, k))
     strength = jax.nn.sigmoid(b)
     decay = -jnp.exp(p["A_log"]) * jax.nn.softplus(a + p["dt_bias"])
+    if gaps.decay:
+        skipped = (jnp.diff(positions, axis=1, prepend=-1) - 1).astype(jnp.float32)
+        decay = decay + gaps.decay * skipped[..., None] * decay.mean(axis=1, keepdims=True)
 
     def by_chunk(each: Array) -> Array:
         split = each.reshape(batch, steps // CHUNK, CHUNK, heads, -1)
@@ -186,11 +227,20 @@ def delta(config: TextConfig, p: dict[str, Array], x: Float[Array, "B T D"]) -> 
     return out.reshape(batch, steps, -1) @ p["out_proj.weight"].T
 
 
-def convolved(weight: Float[Array, "ch 1 K"], x: Float[Array, "B T ch"]) -> Float[Array, "B T ch"]:
-    """Depthwise causal convolution and SiLU."""
+def convolved(
+    weight: Float[Array, "ch 1 K"], x: Float[Array, "B T ch"], positions: Int[Array, "B T"] | None
+) -> Float[Array, "B T ch"]:
+    """Depthwise causal convolution and SiLU; with `positions`, zeros are read from before a gap."""
     kernel, steps = weight.shape[-1], x.shape[1]
     padded = jnp.pad(x, ((0, 0), (kernel - 1, 0), (0, 0)))
-    return jax.nn.silu(sum(padded[:, i : i + steps] * weight[:, 0, i] for i in range(kernel)))
+    total = jnp.zeros_like(x)
+    for i in range(kernel):
+        tap, back = padded[:, i : i + steps], kernel - 1 - i
+        if positions is not None and back:
+            before = jnp.pad(positions, ((0, 0), (back, 0)), constant_values=-1)[:, :steps]
+            tap = tap * (positions - before == back).astype(jnp.float32)[..., None]
+        total = total + tap * weight[:, 0, i]
+    return jax.nn.silu(total)
 
 
 def unit(x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:

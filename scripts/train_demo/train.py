@@ -7,22 +7,29 @@ import json
 import os
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from data import ANSWER, FIRST, Source, Stage
-from model import Parameters, initial, logits, step_bias
+from jaxtyping import Array
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
+from train_demo.data import ANSWER, FIRST, Source, Stage
+from train_demo.model import Parameters, initial, logits, step_bias
 
 from specprefill_jax.models.config import TextConfig
 
 HERE = Path(__file__).resolve().parent
 SHOWN_EVERY = 50
 SAVED_EVERY = 200
+
+Step = Callable[..., tuple[Parameters, optax.OptState, tuple[Array, ...]]]
+"""From parameters, optimizer state, tokens, weights and rate to the first two and what was measured."""
 
 
 def main() -> None:
@@ -37,7 +44,7 @@ def main() -> None:
     train(plan, options.plan.parent, options.out)
 
 
-def train(plan: dict, folder: Path, out: Path) -> None:
+def train(plan: dict[str, Any], folder: Path, out: Path) -> None:
     """Trains by a plan, or goes on from the last step that `out` has."""
     config_file = folder / plan["config"]
     config = TextConfig.from_hf(json.loads(config_file.read_text(encoding="utf-8")))
@@ -46,24 +53,24 @@ def train(plan: dict, folder: Path, out: Path) -> None:
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.scale_by_adam(b1=0.9, b2=0.98),
-        optax.add_decayed_weights(plan["decay"], mask=lambda p: {n: w.ndim == 2 for n, w in p.items()}),
+        optax.add_decayed_weights(plan["decay"], mask=matrices),
     )
     parameters = initial(config, plan["seed"], plan["memory"], plan["sharpness"])
     state = optimizer.init(parameters)
     done, parameters, state = resumed(out, parameters, state)
-    step = make_step(config, optimizer)
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_bytes(config_file.read_bytes())
     print(f"{sum(p.size for p in parameters.values()):,} parameters, from step {done}", flush=True)
-    start, shown, seen, first, tokens = time.monotonic(), [], 0, 0, 0
-    rate = plan["rate"]
+    start, shown, first, tokens = time.monotonic(), [], 0, 0
+    rate, layers = plan["rate"], stages[0].layers
     for number, stage in enumerate(stages):
+        step = make_step(config, optimizer, stage.layers)
         for index in range(stage.steps):
             current = first + index
             if current < done:
                 continue
             if index == 0:
-                parameters = set_anew(parameters, stage)
+                parameters = set_anew(parameters, stage, layers)
             ids, weights = source.batch(stage, f"{plan['seed']}/{current}")
             now = rate + (stage.rate - rate) * index / stage.steps
             parameters, state, measured = step(parameters, state, ids, weights, now)
@@ -74,27 +81,38 @@ def train(plan: dict, folder: Path, out: Path) -> None:
                 shown = []
             if (current + 1) % SAVED_EVERY == 0:
                 save(out, current + 1, parameters, state)
-        first, rate = first + stage.steps, stage.rate
+        first, rate, layers = first + stage.steps, stage.rate, stage.layers
     save(out, first, parameters, state)
 
 
-def make_step(config: TextConfig, optimizer: optax.GradientTransformation):
+def matrices(parameters: Any) -> dict[str, bool]:
+    """Which parameters decay."""
+    return {name: p.ndim == 2 for name, p in parameters.items()}
+
+
+def make_step(config: TextConfig, optimizer: optax.GradientTransformation, layers: int | None) -> Step:
     """The compiled step: parameters and optimizer state in and out, and what was measured on the batch."""
 
-    def loss(parameters, ids, weights):
-        found = logits(config, parameters, ids[:, :-1])
+    def loss(parameters: Parameters, ids: Array, weights: Array) -> tuple[Array, tuple[Array, ...]]:
+        found = logits(config, parameters, ids[:, :-1], layers=layers)
         wanted, weight = ids[:, 1:], weights[:, 1:]
         chosen = jnp.take_along_axis(found, wanted[..., None], axis=-1)[..., 0]
         cost = jax.nn.logsumexp(found, axis=-1) - chosen
-        right = chosen >= jnp.max(found, axis=-1)
+        hit = (chosen >= jnp.max(found, axis=-1)).astype(jnp.float32)
         first, answer = weight == FIRST, weight >= ANSWER
-        share = lambda x, where: jnp.sum(x * where) / jnp.maximum(jnp.sum(where), 1)
         other = (weight > 0) & ~answer
-        measured = (share(cost, answer), share(right, first), share(right, answer), share(cost, other))
+        measured = (share(cost, answer), share(hit, first), share(hit, answer), share(cost, other))
         return jnp.sum(cost * weight) / jnp.sum(weight), measured
 
-    def step(parameters, state, ids, weights, rate):
+    def share(x: Array, where: Array) -> Array:
+        counted = where.astype(jnp.float32)
+        return jnp.sum(x * counted) / jnp.maximum(jnp.sum(counted), 1)
+
+    def step(
+        parameters: Parameters, state: optax.OptState, ids: Array, weights: Array, rate: Array
+    ) -> tuple[Parameters, optax.OptState, tuple[Array, ...]]:
         (total, measured), gradient = jax.value_and_grad(loss, has_aux=True)(parameters, ids, weights)
+        updates: Any
         updates, state = optimizer.update(gradient, state, parameters)
         parameters = {name: p - rate * updates[name] for name, p in parameters.items()}
         return parameters, state, (total, *measured)
@@ -102,17 +120,24 @@ def make_step(config: TextConfig, optimizer: optax.GradientTransformation):
     return jax.jit(step, donate_argnums=(0, 1))
 
 
-def show(number, stage, step, rate, tokens, seconds, shown) -> None:
+def show(
+    number: int, stage: Stage, step: int, rate: float, tokens: int, seconds: float, shown: list[Any]
+) -> None:
     total, nll, first, answer, other = np.mean(shown, axis=0)
     print(
-        f"stage {number} step {step} T{stage.tokens} {seconds:.0f}s {tokens / seconds:.0f} tok/s rate {rate:.5f} "
-        f"loss {total:.3f} answers: nll {nll:.3f} first {first:.3f} all {answer:.3f}; others {other:.3f}",
+        f"stage {number} step {step} T{stage.tokens} {seconds:.0f}s {tokens / seconds:.0f} tok/s "
+        f"rate {rate:.5f} loss {total:.3f} answers: nll {nll:.3f} first {first:.3f} all {answer:.3f}; "
+        f"others {other:.3f}",
         flush=True,
     )
 
 
-def set_anew(parameters: Parameters, stage: Stage) -> Parameters:
-    """Delta layers that forget after 1/dt tokens and attention as sharp as the stage begins with."""
+def set_anew(parameters: Parameters, stage: Stage, before: int | None) -> Parameters:
+    """What a stage begins with: how soon delta layers forget, how sharp attention is, how many layers.
+
+    Args:
+        before: The layers of the stage before.
+    """
     new = dict(parameters)
     for name, p in parameters.items():
         if stage.memory and name.endswith("A_log"):
@@ -121,28 +146,40 @@ def set_anew(parameters: Parameters, stage: Stage) -> Parameters:
             new[name] = jnp.asarray(step_bias(p.size, stage.memory), jnp.float32)
         if stage.sharpness and name.endswith(("q_norm.weight", "k_norm.weight")):
             new[name] = jnp.full_like(p, stage.sharpness)
+        if before and before != stage.layers and layer_of(name) >= before and name.endswith(OUTPUTS):
+            new[name] = p * QUIET
     return new
 
 
-def save(out: Path, step: int, parameters: Parameters, state) -> None:
+OUTPUTS = ("out_proj.weight", "o_proj.weight", "down_proj.weight")
+QUIET = 0.1
+"""What the outputs of new layers are multiplied with, so that the model is at first what it was without."""
+
+
+def layer_of(name: str) -> int:
+    """The layer of a parameter; -1 for one that belongs to none."""
+    return int(name.split(".")[2]) if name.startswith("model.layers.") else -1
+
+
+def save(out: Path, step: int, parameters: Parameters, state: optax.OptState) -> None:
     """The checkpoint, and beside it what training needs to go on; whole or not at all."""
     rest = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     write(out / "training.safetensors", rest, {"step": str(step)})
     write(out / "model.safetensors", {n: np.asarray(p) for n, p in parameters.items()}, {"format": "pt"})
 
 
-def write(path: Path, arrays: dict, metadata: dict[str, str]) -> None:
+def write(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
     partial = path.with_suffix(".partial")
     save_file(arrays, partial, metadata=metadata)
     os.replace(partial, path)
 
 
-def resumed(out: Path, parameters: Parameters, state):
+def resumed(
+    out: Path, parameters: Parameters, state: optax.OptState
+) -> tuple[int, Parameters, optax.OptState]:
     """The step that was reached, its parameters and its optimizer state."""
     if not (out / "training.safetensors").exists():
         return 0, parameters, state
-    from safetensors import safe_open
-
     with safe_open(out / "training.safetensors", "numpy") as file:
         step = int(file.metadata()["step"])
         leaves = [jnp.asarray(file.get_tensor(str(i))) for i in range(len(file.keys()))]
