@@ -20,11 +20,13 @@ from train_demo.model import NO_GAPS, Gaps, initial, inverse, logits, shapes
 from specprefill_jax.models.config import TextConfig
 from tests.models.reference import DEMO, JaxRunner, load_pair, run_blocks
 
-TINY = {
+TINY: dict[str, Any] = {
     "vocab_size": 1664,
     "hidden_size": 16,
     "intermediate_size": 16,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "full_attention_interval": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 32,
@@ -149,7 +151,7 @@ def test_copied_tokens_are_answers_once_they_were_there(source: Source):
 # --- a run
 
 
-def hf(sizes: dict[str, int]) -> dict[str, Any]:
+def hf(sizes: dict[str, Any]) -> dict[str, Any]:
     fields = json.loads((DEMO / "draft" / "config.json").read_text())
     return {**fields, **sizes}
 
@@ -166,7 +168,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, monk
         "rate": 0.0,
         "memory": (0.001, 0.1),
         "sharpness": 0.0,
-        "stages": [{**stage, "layers": 2}, later],
+        "stages": [{**stage, "layers": 1}, later],
     }
     monkeypatch.setattr(training, "SAVED_EVERY", 1)
     training.train(plan, tmp_path, tmp_path / "whole")
@@ -178,4 +180,4 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, monk
     for name in whole:
         np.testing.assert_array_equal(whole[name], parts[name], err_msg=name)
     assert any((first[name] != whole[name]).any() for name in whole)
-    assert load_pair(tmp_path / "whole").config.num_hidden_layers == 4
+    assert load_pair(tmp_path / "whole").config.num_hidden_layers == 2
