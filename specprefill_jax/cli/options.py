@@ -21,6 +21,9 @@ SELECTING = (
     "keep",
     "max_keep",
     "chunk",
+    "chunking",
+    "halo",
+    "normalizer",
     "boost_first_mult",
     "boost_first_n",
     "boost_last_mult",
@@ -44,7 +47,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="keep TEXT wherever it stands in the prompt (may be given again)",
+        help="keep TEXT wherever it stands (may be given again)",
     )
     parser.add_argument("--artifact", metavar="NAME", help="a compiled artifact (default: the demo pair)")
     parser.add_argument(

@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specprefill_jax.selection import fewest_kept, forced_tokens, keeps_everything, minimum_kept, token_budget
+from specprefill_jax.selection import (
+    fewest_kept,
+    fixed,
+    forced_tokens,
+    keeps_everything,
+    minimum_kept,
+    token_budget,
+)
 from specprefill_jax.settings import Settings
 
 
@@ -86,4 +93,4 @@ def test_everything_is_kept_of_few_tokens_or_at_keep_1(tokens: int, keep: float,
     ],
 )
 def test_the_first_4_the_last_2_and_the_last_chunk_are_forced(tokens: int, chunk: int, forced: list[int]):
-    np.testing.assert_array_equal(np.flatnonzero(forced_tokens(tokens, chunk)), forced)
+    np.testing.assert_array_equal(np.flatnonzero(forced_tokens(fixed(tokens, chunk), chunk)), forced)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specprefill_jax.errors import ScoresUnusable
-from specprefill_jax.selection import boost, chunk_masses, normalize
+from specprefill_jax.selection import boost, chunk_masses, fixed, normalize
 from specprefill_jax.settings import Settings
 
 
@@ -56,10 +56,10 @@ def test_boosting_no_tokens_changes_nothing_and_boosting_leaves_its_input_alone(
 
 
 def test_chunks_are_summed_and_the_last_may_be_short():
-    np.testing.assert_array_equal(chunk_masses(np.array([1.0, 2, 3, 4, 5, 6, 7]), 3), [6, 15, 7])
+    np.testing.assert_array_equal(chunk_masses(np.array([1.0, 2, 3, 4, 5, 6, 7]), fixed(7, 3)), [6, 15, 7])
 
 
 def test_the_order_of_tokens_in_a_chunk_does_not_change_its_sum():
     # Left to right in floating point, 0.1 + 0.2 + 0.3 is 0.6000000000000001 and 0.3 + 0.2 + 0.1 is 0.6.
-    first, second = chunk_masses(np.array([0.1, 0.2, 0.3, 0.3, 0.2, 0.1]), 3)
+    first, second = chunk_masses(np.array([0.1, 0.2, 0.3, 0.3, 0.2, 0.1]), fixed(6, 3))
     assert first == second
