@@ -1,6 +1,7 @@
 """Scores: normalized, boosted, summed."""
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -19,6 +20,41 @@ def test_normalizing_moves_the_smallest_to_0_and_the_largest_to_1():
 def test_normalizing_survives_the_smallest_and_largest_numbers():
     np.testing.assert_array_equal(normalize(np.array([0, 1e-45, 0], dtype=np.float32)), [0, 1, 0])
     np.testing.assert_array_equal(normalize(np.array([-3e38, 0, 3e38], dtype=np.float32)), [0, 0.5, 1])
+
+
+ONE_OUTLIER = np.array([*range(100), 10_000], dtype=np.float32)
+"""101 values, so that the first and the 99th percentile are values of their own: 1 and 99."""
+
+
+def test_clipping_scales_what_lies_between_the_first_and_the_99th_percentile():
+    scores = normalize(ONE_OUTLIER, "clip")
+    np.testing.assert_allclose(scores, [0, *np.arange(99) / 98, 1], rtol=1e-9)
+    assert normalize(ONE_OUTLIER)[99] < 0.01, "without clipping one outlier leaves the others nothing"
+
+
+def test_where_the_percentiles_coincide_nothing_is_clipped():
+    needle = np.zeros(300, dtype=np.float32)
+    needle[[7, 9]] = [1, 2]
+    np.testing.assert_array_equal(normalize(needle, "clip"), normalize(needle))
+
+
+def test_z_scores_count_deviations_above_the_mean_and_nothing_below_it():
+    # The mean is 4.
+    scores = normalize(np.array([2, 2, 3, 4, 5, 8, 4, 4], dtype=np.float32), "zscore")
+    deviation = np.sqrt((4 + 4 + 1 + 0 + 1 + 16 + 0 + 0) / 8)
+    np.testing.assert_allclose(scores, [0, 0, 0, 0, 1 / deviation, 4 / deviation, 0, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize("normalizer", ["clip", "zscore"])
+def test_other_normalizers_survive_extremes_and_refuse_the_same(normalizer: Literal["clip", "zscore"]):
+    for extreme in ([0, 1e-45, 0], [-3e38, 0, 3e38]):
+        scores = normalize(np.array(extreme, dtype=np.float32), normalizer)
+        assert np.isfinite(scores).all()
+        assert scores.min() == 0 < scores.max()
+    with pytest.raises(ScoresUnusable, match="not finite"):
+        normalize(np.array([1, math.nan], dtype=np.float32), normalizer)
+    with pytest.raises(ScoresUnusable, match="rank nothing"):
+        normalize(np.ones(3, dtype=np.float32), normalizer)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
