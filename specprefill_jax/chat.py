@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import jinja2
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Int8
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.processors import ByteLevel
@@ -103,6 +104,21 @@ class Chat:
         """Text of `tokens`; bytes that are no UTF-8 become U+FFFD."""
         return self.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=not keep_special)
 
+    def borders(self, tokens: Int[np.ndarray, "M"]) -> Int8[np.ndarray, "M"]:
+        """What ends with each token: 2 a line (and the blank ones below it), 1 a sentence, 0 neither.
+
+        A sentence ends with `.`, `!` or `?` and the quotation marks and brackets closed behind it, if space
+        or the end of the prompt follows (so 3.14 is whole); with `。`, `！` or `？` it ends whatever follows.
+        """
+        unique, places = np.unique(tokens, return_inverse=True)
+        spelled = [_bytes_of(self.tokenizer.id_to_token(int(token)) or "") for token in unique]
+        text = b"".join(spelled[place] for place in places.tolist())
+        ends = np.cumsum(np.array([len(piece) for piece in spelled], dtype=np.int64)[places])
+        borders = np.zeros(tokens.size, dtype=np.int8)
+        for kind, pattern in ((1, _SENTENCE_END), (2, _LINE_END)):
+            borders[np.isin(ends, [found.end() for found in pattern.finditer(text)])] = kind
+        return borders
+
     def detokenizer(self, *, keep_special: bool = True) -> "Detokenizer":
         """A fresh stream from tokens to text, for one answer."""
         return Detokenizer(self.tokenizer, frozenset() if keep_special else self.special_ids)
@@ -135,6 +151,18 @@ class Detokenizer:
 def ask_about(text: str, question: str) -> str:
     """One user message that asks `question` about `text`: the text, a blank line, the question."""
     return text.rstrip("\n") + "\n\n" + question
+
+
+def _one_of(letters: str) -> bytes:
+    """A pattern for one of `letters` in UTF-8."""
+    return b"(?:" + b"|".join(re.escape(letter.encode()) for letter in letters) + b")"
+
+
+_CLOSING = _one_of("\"'\u2019\u201d»)]}」』）】*_`") + b"*"  # noqa: RUF001
+_BEFORE_SPACE = _one_of(".!?…؟۔।") + _CLOSING + rb"(?=\s|\Z)"  # noqa: RUF001
+_ANYWHERE = _one_of("。！？｡") + b"+" + _CLOSING  # noqa: RUF001
+_SENTENCE_END = re.compile(_BEFORE_SPACE + b"|" + _ANYWHERE)
+_LINE_END = re.compile(rb"[\r\n](?:[ \t\r\n]*[\r\n])?")
 
 
 def _byte_letters() -> dict[str, int]:

@@ -203,7 +203,7 @@ class Settings:
         "sparse skips thresholds, dense never runs the draft",
     )
     minimum_tokens: int | None = _knob(
-        None, _unset_or(_whole(0)), None, "prompts of fewer tokens run dense (default: the artifact's)"
+        None, _unset_or(_whole(0)), None, "shorter prompts run dense (default: the artifact's)"
     )
     calibration: bool = _knob(
         True, _switch(), None, "what `specprefill calibrate` chose stands in for settings that are not given"
@@ -256,9 +256,7 @@ class Settings:
         "SP_SELECT_MODE",
         "mass: a share of attention, chunk: a fraction of tokens (default: mass; chunk when keep is set)",
     )
-    cumulative_mass: float = _knob(
-        0.85, _positive(1), "SP_CUMULATIVE_MASS", "share of attention to keep (mass selection)"
-    )
+    cumulative_mass: float = _knob(0.85, _positive(1), "SP_CUMULATIVE_MASS", "share of attention to keep")
     keep: float | None = _knob(
         None,
         _unset_or(_number(0, 1)),
@@ -269,6 +267,19 @@ class Settings:
         2000, _whole(0), "SP_MAX_KEEP", "most tokens to keep, 0 = no limit; keep=1 ignores it"
     )
     chunk: int = _knob(32, _whole(1), "SP_CHUNK", "tokens per chunk")
+    chunking: Literal["fixed", "text"] = _knob(
+        "fixed",
+        _choice("fixed", "text"),
+        None,
+        "text ends chunks where lines or sentences end",
+    )
+    halo: bool = _knob(False, _switch(), None, "on: a chunk that peaks at a border brings its neighbor")
+    normalizer: Literal["minmax", "clip", "zscore"] = _knob(
+        "minmax",
+        _choice("minmax", "clip", "zscore"),
+        None,
+        "clip scales without the outer 1%, zscore by deviation",
+    )
     boost_first_mult: float = _knob(
         1.5, _positive(), "SP_BOOST_FIRST_MULT", "first tokens' importance factor"
     )
@@ -280,7 +291,7 @@ class Settings:
         ("system", "tools", "last_user"),
         _roles(),
         None,
-        "parts of a conversation that are always kept; last_user only if short",
+        "parts of a conversation to keep; last_user if short",
     )
     tool_guard: Literal["spans", "strict", "off"] = _knob(
         "spans",
@@ -302,15 +313,13 @@ class Settings:
         "earlier turns stay as they were kept, or are selected anew",
     )
     deadline: float | None = _knob(
-        None, _unset_or(_positive()), None, "seconds after which a request is stopped (default: none)"
+        None, _unset_or(_positive()), None, "stop a request after so many seconds (default: never)"
     )
 
     temperature: float = _knob(0.0, _number(0), None, "0 = greedy")
     top_k: int = _knob(0, _whole(0), None, "sample among the k likeliest tokens, 0 = all")
     top_p: float = _knob(1.0, _positive(1), None, "sample among the likeliest tokens of this probability")
-    min_p: float = _knob(
-        0.0, _number(0, 1), None, "drop tokens below this share of the likeliest's probability"
-    )
+    min_p: float = _knob(0.0, _number(0, 1), None, "drop tokens less likely than this share of the best")
     seed: int | None = _knob(None, _unset_or(_whole(0)), None, "seed of the sampler (default: a fresh one)")
     max_tokens: int = _knob(256, _whole(1), None, "most tokens to generate")
 

@@ -299,6 +299,91 @@ def test_a_tokenizer_file_that_trims_offsets_does_not_leave_spaces_out(tmp_path:
         np.testing.assert_array_equal(mine, plain)
 
 
+# --- where lines and sentences end
+
+
+def ends(text: str, chat: Chat = DEMO_CHAT) -> list[tuple[str, int]]:
+    """The text, cut behind each token that ends a line (2) or a sentence (1)."""
+    found, since = [], 0
+    tokens = chat.encode(text)
+    for place, kind in enumerate(chat.borders(tokens).tolist(), start=1):
+        if kind:
+            found.append((chat.decode(tokens[since:place]), kind))
+            since = place
+    return [*found, (chat.decode(tokens[since:]), 0)] if since < tokens.size else found
+
+
+def test_sentences_and_lines_end_where_they_do() -> None:
+    assert ends("It rains. Does it? Yes!\nNo") == [
+        ("It rains.", 1),
+        (" Does it?", 1),
+        (" Yes!", 1),
+        ("\n", 2),
+        ("No", 0),
+    ]
+
+
+def test_the_point_of_a_number_a_name_or_an_address_ends_no_sentence() -> None:
+    text = "Pi is 3.14 in a.py at x.org/y?q=1, v2.0.1"
+    assert ends(text) == [(text, 0)]
+    assert ends("It is 3. So")[0] == ("It is 3.", 1)
+
+
+def test_the_last_token_may_end_a_sentence() -> None:
+    assert ends("It rains.") == [("It rains.", 1)]
+
+
+def test_what_closes_a_quotation_belongs_to_its_sentence() -> None:
+    assert ends('"It rains." (So it does.) **Yes!** \u201cNo.\u201d') == [
+        ('"It rains."', 1),
+        (" (So it does.)", 1),
+        (" **Yes!**", 1),
+        (" \u201cNo.\u201d", 1),
+    ]
+
+
+def test_chinese_and_japanese_sentences_need_no_space_and_many_tokens_make_one_sign() -> None:
+    assert DEMO_CHAT.encode("。").size == 3
+    assert ends("今天下雨。明天呢？「晴。」好") == [  # noqa: RUF001
+        ("今天下雨。", 1),
+        ("明天呢？", 1),  # noqa: RUF001
+        ("「晴。」", 1),
+        ("好", 0),
+    ]
+
+
+def test_lines_of_code_end_and_blank_ones_below_go_with_them() -> None:
+    assert ends("if (x) {\r\n  f(a.b);\n}\n\n  \n\ny = 1") == [
+        ("if (x) {\r\n", 2),
+        ("  f(a.b);\n", 2),
+        ("}\n\n  \n\n", 2),
+        ("y = 1", 0),
+    ]
+
+
+def test_ids_that_stand_for_nothing_end_nothing() -> None:
+    assert DEMO_CHAT.borders(np.array([1664, 10**6], dtype=np.int32)).tolist() == [0, 0]
+    assert DEMO_CHAT.borders(np.array([], dtype=np.int32)).size == 0
+
+
+@given(st.text(alphabet='a1 .!?。"\n\r\t)'))
+def test_every_border_is_the_end_of_a_line_or_a_sentence(text: str) -> None:
+    tokens = DEMO_CHAT.encode(text)
+    borders = DEMO_CHAT.borders(tokens)
+    for place, kind in enumerate(borders.tolist(), start=1):
+        before, behind = DEMO_CHAT.decode(tokens[:place]), DEMO_CHAT.decode(tokens[place:])
+        stripped = before.rstrip('")')
+        if before.endswith(("\n", "\r")):
+            assert kind == (0 if behind.lstrip(" \t").startswith(("\n", "\r")) else 2)
+        elif stripped.endswith("。"):
+            goes_on = ("。", '"', ")") if before.endswith("。") else ('"', ")")
+            assert kind == (0 if behind.startswith(goes_on) else 1)
+        elif stripped.endswith((".", "!", "?")):
+            assert kind == (1 if not behind or behind[0] in " \n\r\t" else 0)
+        else:
+            assert kind == 0
+
+
 # --- streaming
 
 

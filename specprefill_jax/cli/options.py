@@ -15,9 +15,17 @@ from specprefill_jax.settings import Settings, knobs
 USAGE = "specprefill {} [OPTIONS] [PROMPT]"
 
 SCORING = ("lookahead", "spec_ctx", "window", "pool")
-SCORER = ("queries", "pooling", "per_head", "across", "sinks", "heads")
 KEEPING = ("select_mode", "cumulative_mass", "keep", "max_keep", "pin_roles")
-RANKING = ("chunk", "boost_first_mult", "boost_first_n", "boost_last_mult", "boost_last_n")
+RANKING = (
+    "chunk",
+    "chunking",
+    "halo",
+    "normalizer",
+    "boost_first_mult",
+    "boost_first_n",
+    "boost_last_mult",
+    "boost_last_n",
+)
 SELECTING = (*KEEPING, *RANKING)
 AUTO = ("minimum_tokens", "break_even")
 THRESHOLDS = ("mode", *AUTO, "calibration", "tool_guard", "memory")
@@ -36,7 +44,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="keep TEXT wherever it stands in the prompt (may be given again)",
+        help="keep TEXT wherever it stands (may be given again)",
     )
     parser.add_argument("--artifact", metavar="NAME", help="a compiled artifact (default: the demo pair)")
     parser.add_argument(

@@ -230,10 +230,10 @@ class Engine:
         if self.draft is None:
             raise ArtifactError(f"only a draft scores, and {self.no_draft}")
         request = self._request(prompt, settings, Watcher(watch), self._caches(), options)
-        bounds_of(request.size, settings, request.pinned)
+        bounds_of(request.size, settings, request.pinned, edges=request.edges)
         reading, _ = self._planner.score(request)
         request.clock.enter("select")
-        selection = select(reading.importance, settings, request.pinned)
+        selection = select(reading.importance, settings, request.pinned, edges=request.edges)
         request.clock.pause()
         detokenizer = self.chat.detokenizer()
         pieces = [detokenizer.push(int(token)) for token in request.tokens]
@@ -242,6 +242,7 @@ class Engine:
             tokens=request.tokens,
             pieces=tuple(pieces),
             importance=reading.importance,
+            chunk=settings.chunk,
             selection=selection,
             scoring=reading.scoring,
             windows=reading.windows,
@@ -347,7 +348,17 @@ class Engine:
         settings, too_large = self._within_memory(encoded.tokens.size, settings)
         stops = self._stops(encoded) if caches.lasting else ()
         guard = encoded.guard or too_large
-        return Request(encoded.tokens, settings, caches, clock, watcher, stops, encoded.pinned, guard)
+        return Request(
+            encoded.tokens,
+            settings,
+            caches,
+            clock,
+            watcher,
+            stops,
+            encoded.pinned,
+            guard,
+            encoded.edges,
+        )
 
     def _stops(self, encoded: Encoded) -> tuple[int, ...]:
         """Where to leave places for the next turn: the last boundary, the end, and others that pay.

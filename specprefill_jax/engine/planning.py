@@ -98,7 +98,7 @@ class Planner:
         if draft is None:
             return _dense(request, history, Status.FAILED_DENSE, self._no_draft)
         try:
-            bounds_of(request.size, settings, request.pinned, history)
+            bounds_of(request.size, settings, request.pinned, history, request.edges)
         except BudgetTooSmall as error:
             return _dense(request, history, Status.SKIPPED_INSUFFICIENT_BUDGET, str(error))
         if base is BEGINNING:
@@ -117,7 +117,7 @@ class Planner:
         try:
             reading, remembered = self.score(request)
             request.clock.enter("select")
-            selection = select(reading.importance, request.settings, request.pinned, history)
+            selection = select(reading.importance, request.settings, request.pinned, history, request.edges)
         except (ScoresUnusable, NotFiniteOutput) as error:
             draft.clear()
             return _dense(request, history, Status.FAILED_DENSE, str(error))

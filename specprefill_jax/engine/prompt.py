@@ -13,6 +13,7 @@ from specprefill_jax.errors import EmptyPrompt
 from specprefill_jax.outline import Outline, outline
 from specprefill_jax.pins import Pins, pinned_tokens
 from specprefill_jax.policy import OPENING_TOKENS, Decision, Status, guard, guarded_roles
+from specprefill_jax.selection import segments
 from specprefill_jax.settings import Settings
 
 _NO_PINS = Pins()
@@ -47,12 +48,14 @@ class Encoded:
         pinned: Tokens that are kept whatever their importance; in a conversation also what closes its last
             message and opens the answer, without which a model goes on with the message.
         guard: What forbids to prefill it sparsely, whatever that would save; None: nothing does.
+        edges: Of the chunks that it is cut into; None: every `chunk` tokens.
     """
 
     tokens: Int[np.ndarray, "M"]
     boundaries: tuple[int, ...]
     pinned: Bool[np.ndarray, "M"]
     guard: Decision | None
+    edges: Int[np.ndarray, "B"] | None
 
 
 def encode(
@@ -104,7 +107,9 @@ def encode(
     reason = None if forbidden is None else Decision(Status.SKIPPED_TOOL_GUARD, forbidden)
     pinned = pinned_tokens(pins, found, default_roles)
     pinned[found.opening :] = True
-    return Encoded(found.tokens, found.boundaries, pinned, reason)
+    by_text = settings.chunking == "text"
+    edges = segments(chat.borders(found.tokens), settings.chunk) if by_text else None
+    return Encoded(found.tokens, found.boundaries, pinned, reason, edges)
 
 
 def _messages(prompt: Prompt) -> Sequence[Message] | None:

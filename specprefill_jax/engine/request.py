@@ -27,6 +27,7 @@ class Request:
         stops: Tokens of the prompt after which a later turn may go on, ascending.
         pinned: Tokens that are kept whatever their importance; None: none.
         guard: What forbids the draft, whatever it would save; None: nothing does.
+        edges: Of the chunks that it is cut into; None: every `chunk` tokens.
     """
 
     tokens: Int[np.ndarray, "M"]
@@ -37,6 +38,7 @@ class Request:
     stops: tuple[int, ...] = ()
     pinned: Bool[np.ndarray, "M"] | None = None
     guard: Decision | None = None
+    edges: Int[np.ndarray, "B"] | None = None
 
     @property
     def asked(self) -> Asked:

@@ -150,7 +150,8 @@ class Scored:
         tokens: The prompt.
         pieces: The text of each token; a character of several tokens is with its last. Joined: the prompt.
         importance: One score per token, as pooled from attention: neither normalized nor boosted.
-        selection: The kept positions and the scores of the chunks.
+        chunk: The setting: tokens per chunk, or about so many where the text's borders make the chunks.
+        selection: The kept positions, and the edges and the scores of the chunks.
         scoring: How the draft read the prompt.
         windows: What it read together; one window when continuous.
         phases: Milliseconds of each phase.
@@ -159,6 +160,7 @@ class Scored:
     tokens: Int[np.ndarray, "M"]
     pieces: tuple[str, ...]
     importance: Float[np.ndarray, "M"]
+    chunk: int
     selection: Selection
     scoring: Scoring
     windows: tuple[Window, ...]
@@ -173,7 +175,8 @@ class Scored:
             "forced": selection.forced,
             "mode": selection.mode,
             "budget": selection.budget,
-            "chunk": selection.chunk,
+            "chunk": self.chunk,
+            "edges": selection.edges.tolist(),
             "chunk_scores": selection.chunk_scores.tolist(),
             "scoring": self.scoring,
             "windows": [window._asdict() for window in self.windows],

@@ -66,7 +66,8 @@ def heat_map(scored: Scored) -> str:
 def _spans(scored: Scored) -> str:
     """Neighbors that look alike share a span, within a chunk."""
     kept, heat = kept_mask(scored), levels(scored.importance)
-    chunk = np.arange(scored.tokens.size) // scored.selection.chunk
+    sizes = np.diff(scored.selection.edges)
+    chunk = np.repeat(np.arange(sizes.size), sizes)
     spans = []
     for start, end in runs((chunk * 2 + kept) * LEVELS + heat):
         text = escape("".join(scored.pieces[start:end]))

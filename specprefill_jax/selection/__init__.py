@@ -9,6 +9,7 @@ from specprefill_jax.selection.budget import (
     turn_budget,
 )
 from specprefill_jax.selection.scores import boost, chunk_masses, normalize
+from specprefill_jax.selection.segments import fixed, segments
 from specprefill_jax.selection.select import NO_HISTORY, Bounds, History, Selection, bounds_of, select
 
 __all__ = [
@@ -20,10 +21,12 @@ __all__ = [
     "bounds_of",
     "chunk_masses",
     "fewest_kept",
+    "fixed",
     "forced_tokens",
     "keeps_everything",
     "minimum_kept",
     "normalize",
+    "segments",
     "select",
     "token_budget",
     "turn_budget",

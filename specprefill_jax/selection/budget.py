@@ -4,8 +4,9 @@ import math
 from decimal import Decimal
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
+from specprefill_jax.selection.segments import longest_chunk, longest_segment
 from specprefill_jax.settings import Settings
 
 FORCED_FIRST = 4
@@ -40,10 +41,13 @@ def token_budget(tokens: int, settings: Settings) -> int:
 
 
 def fewest_kept(tokens: int, settings: Settings) -> int:
-    """Fewest tokens that selection keeps of `tokens`: the budget but for a chunk, or by mass the minimum."""
+    """Fewest tokens that selection keeps of `tokens`, however its text is cut into chunks.
+
+    The budget but for the longest chunk, or by mass the minimum.
+    """
     budget = min(token_budget(tokens, settings), tokens)
     if settings.selection == "chunk":
-        return max(budget - settings.chunk + 1, 1)
+        return max(budget - longest_chunk(settings) + 1, 1)
     return min(minimum_kept(tokens), budget)
 
 
@@ -58,10 +62,15 @@ def turn_budget(tokens: int, before: int, kept_before: int, settings: Settings) 
     return min(new, wanted, settings.max_keep or new)
 
 
-def forced_tokens(tokens: int, chunk: int) -> Bool[np.ndarray, "M"]:
-    """Mask of the tokens that are always kept: the first 4, the last 2, and the whole last chunk."""
+def forced_tokens(edges: Int[np.ndarray, "B"], chunk: int) -> Bool[np.ndarray, "M"]:
+    """Mask of the tokens that are always kept: the first 4, the last 2, and the whole last chunk.
+
+    Of a last chunk of more than half as many tokens again as `chunk`, the last so many.
+    """
+    tokens = int(edges[-1])
     forced = np.zeros(tokens, dtype=bool)
     forced[:FORCED_FIRST] = True
     forced[-FORCED_LAST:] = True
-    forced[(tokens - 1) // chunk * chunk :] = True
+    last = int(edges[-2]) if tokens else 0
+    forced[max(last, tokens - longest_segment(chunk)) :] = True
     return forced

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,8 @@ from specprefill_jax.selection.budget import (
     turn_budget,
     wanted_tokens,
 )
-from specprefill_jax.selection.scores import boost, chunk_masses, chunk_sizes, normalize
+from specprefill_jax.selection.scores import boost, chunk_masses, normalize, peaks_at_borders
+from specprefill_jax.selection.segments import fixed
 from specprefill_jax.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ class Selection:
         pinned: How many of them the caller asked for.
         mode: How chunks were selected.
         budget: Most tokens that could be kept, those of earlier turns included.
-        chunk: Tokens per chunk.
+        edges: Where the chunks begin, and where the last one ends.
         chunk_scores: Mean normalized, boosted importance of each chunk; empty where nothing had to be ranked.
     """
 
@@ -49,7 +51,7 @@ class Selection:
     pinned: int
     mode: Literal["mass", "chunk"]
     budget: int
-    chunk: int
+    edges: Int[np.ndarray, "B"]
     chunk_scores: Float[np.ndarray, "K"]
 
     @property
@@ -74,6 +76,7 @@ def select(
     settings: Settings,
     pinned: Bool[np.ndarray, "M"] | None = None,
     history: History = NO_HISTORY,
+    edges: Int[np.ndarray, "B"] | None = None,
 ) -> Selection:
     """Keeps the forced tokens and then whole chunks, in order of mean importance (ties: the earlier chunk).
 
@@ -82,34 +85,46 @@ def select(
     are added in the same order up to it, as far as the budget goes. Tokens of `pinned` are forced like the
     first and the last: they are kept, and count against the budget.
 
+    With `halo`, a chunk whose largest score is among the tokens next to a border (an eighth of `chunk`, at
+    least 2) brings the neighbor across it, whatever that one's rank: a fact that is cut in two is kept whole.
+    A neighbor that does not fit the budget is left out, and does not end the selection. The mass of one that
+    is taken counts with that of the ranked chunks, once.
+
     Tokens of `history` stay as they were kept. The tokens since are ranked against everything: a chunk of
     theirs is kept if it ranks that high in the whole conversation. Their budget is what earlier turns left of
     the conversation's, and at least what they would have had alone.
 
+    Args:
+        edges: Of the chunks, as `segments` gives them; None: every `chunk` tokens.
+
     Raises:
         ScoresUnusable: the importance is not finite or ranks nothing.
         BudgetTooSmall: the forced tokens leave no room for another.
+        ValueError: the edges do not lead from 0 to the prompt's end.
     """
     tokens, before = importance.size, history.prompt
     open_ = np.arange(tokens) >= before
     kept = np.zeros(tokens, dtype=bool)
     kept[history.kept] = True
-    bounds = bounds_of(tokens, settings, pinned, history)
+    edges = _edges(edges, tokens, settings)
+    bounds = bounds_of(tokens, settings, pinned, history, edges)
     if keeps_everything(tokens - before, settings):
-        return _selection(kept | open_, bounds, settings, tokens, np.zeros(0))
+        return _selection(kept | open_, bounds, settings, tokens, edges, np.zeros(0))
     _warn_of_cap(tokens - before, settings)
-    masses = chunk_masses(boost(normalize(importance), settings), settings.chunk)
-    means = masses / chunk_sizes(tokens, settings.chunk)
+    scores = boost(normalize(importance, settings.normalizer), settings)
+    masses = chunk_masses(scores, edges)
+    means = masses / np.diff(edges)
     ranking = np.argsort(-means, kind="stable")
     enough = math.inf
     if settings.selection == "mass":
         enough = settings.cumulative_mass * math.fsum(masses) * (1 - MASS_SLACK)
     taken = bounds.forced | ~open_  # what is decided already is not taken again
-    _take_chunks(taken, ranking, masses, settings.chunk, budget=before + bounds.budget, enough=enough)
+    groups = _with_neighbors(ranking, scores, edges, settings)
+    _take_chunks(taken, groups, masses, edges, budget=before + bounds.budget, enough=enough)
     least = min(minimum_kept(tokens - before), bounds.budget)
-    _fill(taken, ranking, settings.chunk, up_to=before + least)
+    _fill(taken, ranking, edges, up_to=before + least)
     budget = history.kept.size + bounds.budget
-    return _selection(kept | (taken & open_), bounds, settings, budget, means)
+    return _selection(kept | (taken & open_), bounds, settings, budget, edges, means)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,50 +147,88 @@ def bounds_of(
     settings: Settings,
     pinned: Bool[np.ndarray, "M"] | None = None,
     history: History = NO_HISTORY,
+    edges: Int[np.ndarray, "B"] | None = None,
 ) -> Bounds:
-    """What must and what may be kept of a prompt of `tokens`.
+    """What must and what may be kept of a prompt of `tokens`, cut into chunks as `select` is told.
 
     Raises:
         BudgetTooSmall: the forced tokens leave no room for another.
+        ValueError: the edges do not lead from 0 to the prompt's end.
     """
     open_ = np.arange(tokens) >= history.prompt
     pinned = np.zeros(tokens, dtype=bool) if pinned is None else pinned & open_
-    forced = (forced_tokens(tokens, settings.chunk) & open_) | pinned
+    forced = (forced_tokens(_edges(edges, tokens, settings), settings.chunk) & open_) | pinned
     new, budget = tokens - history.prompt, turn_budget(tokens, history.prompt, history.kept.size, settings)
     if not keeps_everything(new, settings):
         _check_room(forced, pinned, budget, new, settings)
     return Bounds(forced, pinned, budget)
 
 
+def _edges(edges: Int[np.ndarray, "B"] | None, tokens: int, settings: Settings) -> Int[np.ndarray, "B"]:
+    if edges is None:
+        return fixed(tokens, settings.chunk)
+    if edges.size == 0 or edges[0] != 0 or edges[-1] != tokens or (np.diff(edges) <= 0).any():
+        raise ValueError(f"edges of chunks ascend from 0 to {tokens}, the tokens of the prompt")
+    return edges
+
+
+def _with_neighbors(
+    ranking: Int[np.ndarray, "K"],
+    scores: Float[np.ndarray, "M"],
+    edges: Int[np.ndarray, "B"],
+    settings: Settings,
+) -> Iterator[list[int]]:
+    """Chunks in rank order, each with the neighbors that it brings, the earlier one first."""
+    reach = max(settings.chunk // 8, 2) if settings.halo else 0
+    before, behind = peaks_at_borders(scores, edges, reach)
+    for chunk in map(int, ranking):
+        yield [chunk, *([chunk - 1] if before[chunk] else []), *([chunk + 1] if behind[chunk] else [])]
+
+
 def _take_chunks(
     kept: Bool[np.ndarray, "M"],
-    ranking: Int[np.ndarray, "K"],
+    groups: Iterable[list[int]],
     masses: Float[np.ndarray, "K"],
-    chunk: int,
+    edges: Int[np.ndarray, "B"],
     *,
     budget: int,
     enough: float,
 ) -> None:
-    """Marks whole chunks in `kept` until one does not fit `budget`, or the mass ranked so far is `enough`."""
+    """Marks whole chunks in `kept`, those of one group after the other.
+
+    It ends with a group whose first chunk does not fit `budget`, and behind one with which the mass of the
+    chunks whose turn has come is `enough`.
+    """
     count, mass = np.count_nonzero(kept), 0.0
-    for index in ranking:
-        span = kept[index * chunk : (index + 1) * chunk]
-        count += np.count_nonzero(~span)
-        if count > budget:
-            return
-        span[:] = True
-        mass += masses[index]
+    counted = np.zeros(masses.size, dtype=bool)
+    for group in groups:
+        for chunk in group:
+            span = kept[edges[chunk] : edges[chunk + 1]]
+            more = np.count_nonzero(~span)
+            if count + more <= budget:
+                span[:] = True
+                count += more
+                mass += 0.0 if counted[chunk] else masses[chunk]
+                counted[chunk] = True
+            elif chunk == group[0]:
+                return
         if mass >= enough:
             return
 
 
-def _fill(kept: Bool[np.ndarray, "M"], ranking: Int[np.ndarray, "K"], chunk: int, *, up_to: int) -> None:
+def _fill(
+    kept: Bool[np.ndarray, "M"],
+    ranking: Int[np.ndarray, "K"],
+    edges: Int[np.ndarray, "B"],
+    *,
+    up_to: int,
+) -> None:
     """Marks tokens in `kept` in rank order, first tokens of a chunk first, until `up_to` are kept."""
-    for index in ranking:
+    for chunk in ranking:
         room = up_to - np.count_nonzero(kept)
         if room <= 0:
             return
-        span = kept[index * chunk : (index + 1) * chunk]
+        span = kept[edges[chunk] : edges[chunk + 1]]
         span[np.flatnonzero(~span)[:room]] = True
 
 
@@ -225,6 +278,7 @@ def _selection(
     bounds: Bounds,
     settings: Settings,
     budget: int,
+    edges: Int[np.ndarray, "B"],
     chunk_scores: Float[np.ndarray, "K"],
 ) -> Selection:
     return Selection(
@@ -234,6 +288,6 @@ def _selection(
         pinned=int(np.count_nonzero(bounds.pinned)),
         mode=settings.selection,
         budget=budget,
-        chunk=settings.chunk,
+        edges=edges,
         chunk_scores=chunk_scores,
     )

@@ -25,6 +25,7 @@ def scored(importance: Float[np.ndarray, "8"] | None = None) -> Scored:
         tokens=np.arange(8, dtype=np.int32),
         pieces=PIECES,
         importance=np.array([4, 4, 0, 0, 4, 1, 0, 0], np.float32) if importance is None else importance,
+        chunk=2,
         selection=Selection(
             kept=np.array([0, 1, 4, 5], np.int32),
             prompt=8,
@@ -32,7 +33,7 @@ def scored(importance: Float[np.ndarray, "8"] | None = None) -> Scored:
             pinned=0,
             mode="chunk",
             budget=4,
-            chunk=2,
+            edges=np.array([0, 2, 4, 6, 8]),
             chunk_scores=np.array([1.0, 0.0, 0.625, 0.0]),
         ),
         scoring="windows",
@@ -189,6 +190,8 @@ def test_the_page_tells_counts_windows_and_times():
 
 def test_a_prompt_that_is_kept_whole_has_no_chunk_scores_to_show():
     whole = scored()
-    all_kept = Selection(np.arange(8, dtype=np.int32), 8, 2, 0, "chunk", 8, 2, np.zeros(0))
+    all_kept = Selection(
+        np.arange(8, dtype=np.int32), 8, 2, 0, "chunk", 8, whole.selection.edges, np.zeros(0)
+    )
     spans = Page(heat_map(Scored(**{**vars(whole), "selection": all_kept}))).spans
     assert spans[0] == ("If a", "kept h9", "tokens 0-1, chunk 0")

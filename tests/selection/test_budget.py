@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specprefill_jax.selection import fewest_kept, forced_tokens, keeps_everything, minimum_kept, token_budget
+from specprefill_jax.selection import (
+    fewest_kept,
+    fixed,
+    forced_tokens,
+    keeps_everything,
+    minimum_kept,
+    token_budget,
+)
 from specprefill_jax.settings import Settings
 
 
@@ -21,6 +28,7 @@ def test_the_minimum_is_a_tenth_between_4_and_128(tokens: int, minimum: int):
     [
         ({"keep": 0.3, "max_keep": 0}, 300 - 31),  # whole chunks of 32 up to the budget
         ({"keep": 0.3, "max_keep": 0, "chunk": 400}, 1),
+        ({"keep": 0.3, "max_keep": 0, "chunking": "text"}, 300 - 47),  # the longest has 48
         ({"max_keep": 0}, 100),  # by mass the minimum
         ({"max_keep": 50}, 50),
     ],
@@ -86,4 +94,4 @@ def test_everything_is_kept_of_few_tokens_or_at_keep_1(tokens: int, keep: float,
     ],
 )
 def test_the_first_4_the_last_2_and_the_last_chunk_are_forced(tokens: int, chunk: int, forced: list[int]):
-    np.testing.assert_array_equal(np.flatnonzero(forced_tokens(tokens, chunk)), forced)
+    np.testing.assert_array_equal(np.flatnonzero(forced_tokens(fixed(tokens, chunk), chunk)), forced)

@@ -17,6 +17,7 @@ from specprefill_jax.selection import (
     Selection,
     bounds_of,
     fewest_kept,
+    fixed,
     forced_tokens,
     minimum_kept,
     select,
@@ -37,8 +38,10 @@ def by_chunk(*values: float, chunk: int = 4) -> np.ndarray:
 
 def kept_chunks(selection: Selection) -> list[int]:
     """Indices of the chunks that are kept, all of which must be whole."""
-    chunks, counts = np.unique(selection.kept // selection.chunk, return_counts=True)
-    np.testing.assert_array_equal(counts, selection.chunk)
+    chunks, counts = np.unique(
+        np.searchsorted(selection.edges, selection.kept, side="right") - 1, return_counts=True
+    )
+    np.testing.assert_array_equal(counts, np.diff(selection.edges)[chunks])
     return chunks.tolist()
 
 
@@ -188,7 +191,7 @@ class TestPins:
         assert (selection.budget, selection.forced, selection.pinned) == (20, 14, 6)
 
     def test_pinned_tokens_that_are_forced_anyway_cost_nothing(self):
-        pinned = forced_tokens(40, 4)
+        pinned = forced_tokens(fixed(40, 4), 4)
         selection = select(MIXED, plain(keep=0.5), pinned)
         assert kept_chunks(selection) == [0, 3, 5, 7, 9]
         assert (selection.forced, selection.pinned) == (8, 8)
@@ -332,7 +335,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, dict[str, Any]]:
 def test_whatever_the_scores_the_promises_hold(case: tuple[np.ndarray, dict[str, Any]]):
     importance, knobs = case
     chosen = Settings(**knobs)
-    forced = np.flatnonzero(forced_tokens(importance.size, chosen.chunk))
+    forced = np.flatnonzero(forced_tokens(fixed(importance.size, chosen.chunk), chosen.chunk))
     try:
         selection = select(importance, chosen)
     except BudgetTooSmall as error:
@@ -371,7 +374,7 @@ def test_whatever_is_pinned_is_kept_within_the_budget(
     for _ in range(data.draw(st.integers(0, 3))):
         start = data.draw(st.integers(0, size - 1))
         pinned[start : data.draw(st.integers(start + 1, min(size, start + 60)))] = True
-    forced = forced_tokens(size, chosen.chunk) | pinned
+    forced = forced_tokens(fixed(size, chosen.chunk), chosen.chunk) | pinned
     try:
         selection = select(importance, chosen, pinned)
     except BudgetTooSmall as error:
