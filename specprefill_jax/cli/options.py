@@ -15,6 +15,7 @@ from specprefill_jax.settings import Settings, knobs
 USAGE = "specprefill {} [OPTIONS] [PROMPT]"
 
 SCORING = ("lookahead", "spec_ctx", "window", "pool")
+SCORER = ("queries", "pooling", "per_head", "across", "sinks", "heads")
 KEEPING = ("select_mode", "cumulative_mass", "keep", "max_keep", "pin_roles")
 RANKING = (
     "chunk",
