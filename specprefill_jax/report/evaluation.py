@@ -27,7 +27,7 @@ def cell_table(rows: Sequence[Row]) -> Group:
 
     What did not go as it should stands below: requests that were not sparse, and budgets that were exceeded.
     """
-    title = Text(f"{rows[0].cell}: {rows[0].prompts} prompts", "bold")
+    title = Text(f"{rows[0].cell}, n = {rows[0].prompts}", "bold")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("way", min_width=9, no_wrap=True)
     for heading, width in _COLUMNS:

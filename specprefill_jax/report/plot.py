@@ -45,10 +45,10 @@ def write_plot(rows: Sequence[Row], path: Path) -> None:
 
     names = list(dict.fromkeys((row.cell.suite, row.cell.filler) for row in rows))
     columns = min(len(names), MOST_COLUMNS)
-    lines = -(-len(names) // columns)
+    stacked = -(-len(names) // columns)
     width, height = PANEL
-    figure = Figure(figsize=(width * columns, height * lines), layout="constrained")
-    panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
+    figure = Figure(figsize=(width * columns, height * stacked), layout="constrained")
+    panels = figure.subplots(stacked, columns, squeeze=False).flat
     for panel, (suite, filler) in zip(panels, names, strict=False):
         for tokens, points in _by_length(rows, suite, filler):
             shares = [100 * row.accuracy.value for row in points]
@@ -65,11 +65,14 @@ def write_plot(rows: Sequence[Row], path: Path) -> None:
                 label=f"{tokens:,} tokens",
             )
         panel.set_title(f"{suite}, {filler}", fontsize="medium")
+        panel.set_xlim(-3, 103)
         panel.set_ylim(-3, 103)
         panel.grid(alpha=0.3)
-        panel.legend(fontsize="x-small", loc="lower right")
     for panel in panels[len(names) :]:
         panel.set_visible(False)
+    found = (panel.get_legend_handles_labels() for panel in panels)
+    lines = {label: line for drawn in found for line, label in zip(*drawn, strict=True)}
+    figure.legend(list(lines.values()), list(lines), loc="outside upper center", ncols=len(lines))
     figure.supxlabel("tokens kept, %")
     figure.supylabel("right answers, %")
     try:
