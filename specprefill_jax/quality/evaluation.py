@@ -25,6 +25,10 @@ DEPTHS = 10
 ANSWER_ROOM = 64
 """Tokens that the longest prompts leave for the answer; a line to quote has the most."""
 
+VARIABLES = {"enable_thinking": False}
+"""For the chat template: an answer begins at once, so that its first words can be given. Qwen's reads it, and
+those without a think block do not."""
+
 MORE = 4
 """Tokens that an answer may be longer than the right one, so that one which goes on is not taken for it."""
 
@@ -177,7 +181,7 @@ def task_of(chat: Chat, plan: Plan, cell: Cell, index: int) -> Task:
         return chat.encode(text).size
 
     def measure(task: Task) -> int:
-        return count(chat.render(task.messages, prefix=task.prefix))
+        return count(prompt_text(chat, task))
 
     depth = (index % DEPTHS + 0.5) / DEPTHS
     wanted = Wanted(cell.filler, cell.tokens, depth, plan.values, count)
@@ -197,11 +201,16 @@ def ask(engine: Engine, task: Task, index: int, ways: Sequence[Way]) -> tuple[Ou
     expected: Float[np.ndarray, "V"] | None = None
     for way in ways:
         settings = dataclasses.replace(way.settings, max_tokens=most)
-        result = engine.generate(task.messages, settings, prefix=task.prefix)
+        result = engine.generate(task.messages, settings, prefix=task.prefix, variables=VARIABLES)
         found = log_probabilities(result.logits[: chat.vocabulary])
         expected = found if expected is None else expected
         outcomes.append(_outcome(task, index, way, result, needed, expected, found))
     return tuple(outcomes)
+
+
+def prompt_text(chat: Chat, task: Task) -> str:
+    """A task's prompt as the models read it, up to where the answer goes on."""
+    return chat.render(task.messages, prefix=task.prefix, variables=VARIABLES)
 
 
 def is_right(text: str, answer: str) -> bool:
@@ -223,7 +232,7 @@ def needed_tokens(chat: Chat, task: Task) -> Int[np.ndarray, "K"]:
     Raises:
         TemplateError: the template changes the contents of messages, so that these are not to be found.
     """
-    text = chat.render(task.messages, prefix=task.prefix)
+    text = prompt_text(chat, task)
     _, offsets = chat.encode_with_offsets(text)
     starts, end = [], 0
     for message in task.messages:

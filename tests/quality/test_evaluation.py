@@ -22,14 +22,17 @@ from specprefill_jax.quality.evaluation import (
     longest_prompt,
     make_ways,
     needed_tokens,
+    prompt_text,
     task_of,
 )
 from specprefill_jax.quality.record import to_json
 from specprefill_jax.quality.summary import summarize
+from specprefill_jax.quality.tasks import SUITES
 from specprefill_jax.runtime.device import open_device
 from specprefill_jax.settings import Settings
 from tests.engine.fake import CHAT, DEMO, Attend, make
 from tests.quality.oracle import VALUE_TOKENS, from_values, oracle, plan, to_values
+from tests.qwen_chat import qwen_chat
 
 CELL = Cell("needle", "code", 400)
 
@@ -154,7 +157,7 @@ def test_an_answer_that_goes_on_is_another(text: str):
 def test_all_tokens_of_the_fact_are_needed_and_no_others():
     task = task_of(CHAT, plan(0.3), CELL, 0)
     needed = needed_tokens(CHAT, task)
-    text = CHAT.decode(CHAT.encode(CHAT.render(task.messages, prefix=task.prefix))[needed])
+    text = CHAT.decode(CHAT.encode(prompt_text(CHAT, task))[needed])
     (span,) = task.spans
     # The tokenizer joins a line's last bracket and its end in one token.
     assert text.rstrip("\n") == str(task.messages[0]["content"])[span.start : span.end]
@@ -174,8 +177,20 @@ def test_a_template_that_cuts_space_off_is_none_that_changes_texts(tmp_path: Pat
     template.write_text("{% for m in messages %}<{{ m.content | trim }}>{% endfor %}")
     chat = Chat.load(DEMO / "tokenizer.json", template, [2])
     task = task_of(CHAT, plan(0.3, suites=("quote",)), Cell("quote", "prose", 400), 3)
-    text = chat.decode(chat.encode(chat.render(task.messages, prefix=task.prefix))[needed_tokens(chat, task)])
+    text = chat.decode(chat.encode(prompt_text(chat, task))[needed_tokens(chat, task)])
     assert text.strip() == f"{task.prefix} {task.answer}"
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_qwens_template_leaves_out_the_think_block_and_hides_nothing(suite: str):
+    chat = qwen_chat()
+    task = task_of(chat, plan(0.3, suites=(suite,)), Cell(suite, "prose", 400), 1)
+    assert prompt_text(chat, task).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n" + task.prefix)
+    tokens = chat.encode(prompt_text(chat, task))
+    assert 370 <= tokens.size <= 400
+    kept = chat.decode(tokens[needed_tokens(chat, task)])
+    for span in task.spans:
+        assert str(task.messages[span.message]["content"])[span.start : span.end] in kept
 
 
 def test_divergence_is_that_of_kullback_and_leibler_in_nats():
