@@ -45,6 +45,10 @@ class PreflightMissing(SpecPrefillError):
     """Preflight was asked for without what it needs: `pip install "specprefill-jax[preflight]"`."""
 
 
+class EvaluationMissing(SpecPrefillError):
+    """An evaluation was asked for without what it needs: `pip install "specprefill-jax[eval]"`."""
+
+
 class KernelRefused(SpecPrefillError):
     """The GPU's driver refuses a kernel of an artifact, or crashes on it; the message names the kernel."""
 

@@ -40,7 +40,7 @@ def test_the_target_read_what_is_kept_after_the_tokens_that_it_was_done_with():
         decode=0.0,
     )
     kept = np.array([0, 1, 5, 8, 10, 11], np.int32)
-    turn = bench_turns.Turn.of(Result("", (), "stop", Usage(12, 0), timings, kept))
+    turn = bench_turns.Turn.of(Result("", (), "stop", Usage(12, 0), timings, kept, np.zeros(3, np.float32)))
     assert (turn.target_read, turn.draft_read, turn.first_ms, turn.status) == (3, 4, 4.0, "active")
 
 

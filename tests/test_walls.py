@@ -38,9 +38,9 @@ FLOORS: dict[str, set[str]] = {
     "engine": SERVE | PARTS,
     "session": SERVE | PARTS | {"engine"},
     "server": SETTINGS | {"session", "engine", "report"},
-    "quality": SERVE | PARTS | {"session", "engine", "report"},
+    "quality": SERVE | PARTS | {"session", "engine"},
     # values in, text or HTML out: it may name the values
-    "report": SETTINGS | {"policy", "selection", "engine"},
+    "report": SETTINGS | {"policy", "selection", "engine", "quality"},
     # compile side
     "formats": {"errors"},
     "hub": {"errors"},
@@ -63,7 +63,8 @@ LIBRARIES: dict[str, set[str]] = {
     "settings": LIBRARIES_OF_ANY | {"platformdirs"},
     "runtime": LIBRARIES_OF_ANY | {"iree.runtime"},
     "chat": LIBRARIES_OF_ANY | {"tokenizers", "jinja2"},
-    "report": LIBRARIES_OF_ANY | {"rich"},
+    "quality": LIBRARIES_OF_ANY | {"hard_needle"},
+    "report": LIBRARIES_OF_ANY | {"rich", "matplotlib"},
     "cli": LIBRARIES_OF_ANY | {"rich"},
     "models": LIBRARIES_OF_ANY | {"jax", "ml_dtypes"},
     "formats": LIBRARIES_OF_ANY | {"ml_dtypes", "safetensors"},

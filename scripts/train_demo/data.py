@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from specprefill_jax.quality.document import Count, make_document
 from specprefill_jax.quality.facts import Fact, ValueKind, make_facts, make_value, opening, question, stated
-from specprefill_jax.quality.words import FILLERS, Filler, filler_sentence
+from specprefill_jax.quality.words import FILLERS, Filler, filler_sentence, split_line
 
 USER, ASSISTANT, SYSTEM, END = (
     "<|im_start|>user\n",
@@ -144,13 +144,6 @@ def quoted(make: Maker) -> list[Piece]:
         begin, rest = split_line(sentence)
         turns.append((f"Quote the line that begins with: {begin}", make.reply(begin, rest)))
     return conversation(make, filler, sentences, turns)
-
-
-def split_line(sentence: str) -> tuple[str, str]:
-    """A line as its first words and the rest of it, which follows after a space."""
-    words = sentence.strip().split("\n")[0].split(" ")
-    cut = max(1, len(words) // 2)
-    return " ".join(words[:cut]), " ".join(words[cut:]) or words[0]
 
 
 def secret(make: Maker) -> list[Piece]:

@@ -72,6 +72,7 @@ def write(
     written: list[int] = []
     text: list[str] = []
     finish: Literal["stop", "length"] = "length"
+    first = logits
     clock.enter("first_token")
     token = sample(logits, settings, generator, chat.vocabulary)
     clock.pause()
@@ -113,7 +114,7 @@ def write(
         decode=clock.phases.get("decode", 0.0),
     )
     usage = Usage(prompt_tokens=request.size, completion_tokens=len(written))
-    yield Result("".join(text), tuple(written), finish, usage, timings, plan.kept)
+    yield Result("".join(text), tuple(written), finish, usage, timings, plan.kept, first)
 
 
 def check_positions(request: Request) -> None:

@@ -289,6 +289,8 @@ class Engine:
     ) -> Result:
         """The answer when the target reads exactly `tokens[kept]`: for experiments on what matters.
 
+        The result's `logits` say what the target made of them, whatever `max_tokens` is.
+
         Args:
             kept: Indices into `tokens`, ascending; the last token is among them.
             positions: The position that each kept token is read at; None: its own, `kept`.
@@ -300,18 +302,6 @@ class Engine:
         plan = Plan(kept, Status.ACTIVE, "the kept tokens were given")
         logits, reused = read_kept(request, plan, positions)
         return last(write(request, plan, self.chat, logits, reused=reused))
-
-    def logits_from(
-        self,
-        tokens: Int[np.ndarray, "M"],
-        kept: Int[np.ndarray, "N"],
-        *,
-        positions: Int[np.ndarray, "N"] | None = None,
-    ) -> Float[np.ndarray, "V"]:
-        """The target's logits of the first new token after reading `tokens[kept]`; see `answer_from`."""
-        settings = dataclasses.replace(_DEFAULTS, max_tokens=1)
-        request = Request(tokens, settings, self._caches(), Clock("tokenize"), Watcher())
-        return read_kept(request, Plan(kept, Status.ACTIVE, "the kept tokens were given"), positions)[0]
 
     def forget(self) -> None:
         """Forget what the draft found in earlier prompts, so that each is scored again: for measurements."""

@@ -121,7 +121,7 @@ class Result:
     """An answer: its text and tokens without the stop token, and how it came about.
 
     `finish` says whether a stop token ended it or `max_tokens` did. `kept` are the positions that the target
-    read, ascending.
+    read, ascending, and `logits` those of the first token, from which it was sampled.
     """
 
     text: str
@@ -130,6 +130,7 @@ class Result:
     usage: Usage
     timings: Timings
     kept: Int[np.ndarray, "N"] = field(compare=False, repr=False)
+    logits: Float[np.ndarray, "V"] = field(compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """What `specprefill run --json` prints."""

@@ -1,1 +1,1 @@
-"""Quality: tasks whose answers are known, their evaluation, and the calibration of a scorer on a given draft."""
+"""Quality: tasks whose answers are known, and what comes of them densely and sparsely."""

@@ -15,7 +15,7 @@ VALUE_KINDS: tuple[ValueKind, ...] = get_args(ValueKind)
 
 @dataclass(frozen=True)
 class Fact:
-    """Of `key` it is said that its `attribute` is `value`; in a program, that the variable `key` is `value`."""
+    """The `attribute` of `key` is said to be `value`; in a program, the variable `key` is."""
 
     key: str
     attribute: str
@@ -66,3 +66,28 @@ def question(fact: Fact, filler: Filler) -> str:
 def opening(fact: Fact, filler: Filler) -> str:
     """The words that the answer begins with; the value follows after a space."""
     return f"The {fact.attribute} for {fact.key} is" if filler == "prose" else f"let {fact.key} ="
+
+
+def linked(random: Random, fact: Fact, other: str, filler: Filler) -> str:
+    """A sentence or statement that the value of `fact` is that of `other`, without the value itself."""
+    key, attribute = fact.key, fact.attribute
+    if filler == "prose":
+        forms = [
+            f" The {attribute} for {key} is the same as for {other}.",
+            f" Remember that the {attribute} of {key} is that of {other}.",
+            f" Note: {key} has the {attribute} of {other}.",
+        ]
+    else:
+        forms = [f"\nlet {key} = {other}", f"\nconst {key} = {other};", f"\nset( {key}, {other})"]
+    return random.choice(forms)
+
+
+def call_question(fact: Fact, filler: Filler) -> str:
+    """What asks for a call of a tool, as text, with the value as its argument."""
+    what = f"the {fact.attribute} for {fact.key}" if filler == "prose" else f"the value of {fact.key}"
+    return f"Call the tool open with {what}."
+
+
+def call_opening(fact: Fact) -> str:
+    """The words that the call begins with; the value, a number, and `}}` follow after a space."""
+    return f'{{"name": "open", "arguments": {{"key": "{fact.key}", "code":'

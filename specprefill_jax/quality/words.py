@@ -23,6 +23,13 @@ def filler_sentence(random: Random, filler: Filler) -> str:
     return _prose(random) if filler == "prose" else _code(random)
 
 
+def split_line(sentence: str) -> tuple[str, str]:
+    """A statement's first line, or a sentence: its first words, and what follows after a space."""
+    words = sentence.strip().split("\n")[0].split(" ")
+    cut = max(1, len(words) // 2)
+    return " ".join(words[:cut]), " ".join(words[cut:]) or words[0]
+
+
 def _prose(random: Random) -> str:
     def of(kind: str) -> str:
         return random.choice(_WORDS[kind])
@@ -30,7 +37,8 @@ def _prose(random: Random) -> str:
     noun, adjective, verb, adverb = "nouns", "adjectives", "verbs", "adverbs"
     match random.randrange(8):
         case 0:
-            return f" The {of(adjective)} {of(noun)} {of(verb)} the {of(noun)} near the {of(adjective)} {of(noun)}."
+            found = f" The {of(adjective)} {of(noun)} {of(verb)} the {of(noun)}"
+            return f"{found} near the {of(adjective)} {of(noun)}."
         case 1:
             return f" {random.choice(_NAMES)} {of(verb)} a {of(adjective)} {of(noun)} {of(adverb)}."
         case 2:
@@ -39,9 +47,11 @@ def _prose(random: Random) -> str:
             )
         case 3:
             count = random.randrange(2, 99)
-            return f" We {of(verb)} {count} {of(adjective)} {of(noun)}s {of(adverb)}, but the {of(noun)} was {of(adjective)}."
+            found = f" We {of(verb)} {count} {of(adjective)} {of(noun)}s {of(adverb)}"
+            return f"{found}, but the {of(noun)} was {of(adjective)}."
         case 4:
-            return f" {of(adverb).capitalize()}, a {of(noun)} {of(verb)} every {of(noun)} in the {of(adjective)} {of(noun)}."
+            found = f" {of(adverb).capitalize()}, a {of(noun)} {of(verb)} every {of(noun)}"
+            return f"{found} in the {of(adjective)} {of(noun)}."
         case 5:
             return f" {random.choice(_NAMES)} and {random.choice(_NAMES)} {of(verb)} the {of(noun)}."
         case 6:

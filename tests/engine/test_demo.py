@@ -108,7 +108,7 @@ def test_the_sparse_path_with_everything_kept_and_other_blocks_is_the_dense_one(
     track, cut = Track(engine.target), tokens.size // 2 + 5
     track.start(BEGINNING, tokens.size)
     sparse = engine.target.head(track.read(tokens, kept, stops=(cut,)).hidden)
-    dense = engine.logits_from(tokens, np.arange(tokens.size, dtype=np.int32))
+    dense = engine.answer_from(tokens, np.arange(tokens.size, dtype=np.int32), DENSE).logits
     assert scaled_difference(sparse, dense) <= SPLIT_TOLERANCE
     assert sparse.argmax() == dense.argmax()
     session = Session(engine)
@@ -123,9 +123,9 @@ def scaled_difference(found: Float[np.ndarray, "V"], expected: Float[np.ndarray,
 def test_slots_in_place_of_the_true_positions_give_another_answer(engine: Engine):
     tokens = tokens_of(engine, MIDDLE)
     kept = engine.generate(tokens, SPARSE).kept
-    true = engine.logits_from(tokens, kept)
-    slots = engine.logits_from(tokens, kept, positions=np.arange(kept.size, dtype=np.int32))
-    assert scaled_difference(slots, true) > 0.05
+    true = engine.answer_from(tokens, kept, SPARSE)
+    slots = engine.answer_from(tokens, kept, SPARSE, positions=np.arange(kept.size, dtype=np.int32))
+    assert scaled_difference(slots.logits, true.logits) > 0.05
 
 
 def test_the_same_prompt_is_scored_the_same_bit_for_bit(engine: Engine):
@@ -165,12 +165,11 @@ def test_after_lookahead_the_drafts_state_is_the_one_before_bit_for_bit(
 def test_the_same_request_is_answered_the_same_bit_for_bit(engine: Engine):
     tokens = tokens_of(engine, EXAMPLES[10])
     first = engine.generate(tokens, SPARSE)
-    logits = engine.logits_from(tokens, first.kept)
     engine.generate(tokens_of(engine, EXAMPLES[0]), SPARSE)
     engine.forget()  # or it would be looked up
     second = engine.generate(tokens, SPARSE)
     np.testing.assert_array_equal(first.kept, second.kept)
-    np.testing.assert_array_equal(logits, engine.logits_from(tokens, second.kept))
+    np.testing.assert_array_equal(first.logits, second.logits)
     assert first.tokens == second.tokens
 
 

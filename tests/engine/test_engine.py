@@ -503,9 +503,15 @@ def test_an_answer_from_given_tokens_reads_just_these():
 def test_given_positions_take_the_place_of_the_tokens_own():
     fake = make()
     kept, slots = np.array([0, 5, 9], np.int32), np.arange(3, dtype=np.int32)
-    at_slots = fake.engine.logits_from(TOKENS, kept, positions=slots)
+    at_slots = fake.engine.answer_from(TOKENS, kept, SHORT, positions=slots).logits
     assert fake.target.of("prefill") == [(TOKENS[kept].tolist(), [0, 1, 2])]
-    assert (at_slots != fake.engine.logits_from(TOKENS, kept)).any()
+    assert (at_slots != fake.engine.answer_from(TOKENS, kept, SHORT).logits).any()
+
+
+def test_a_result_has_the_logits_of_its_first_token_not_of_its_last():
+    result = make().engine.answer_from(TOKENS, np.array([0, 5, 9], np.int32), SHORT)
+    assert len(set(result.tokens)) == len(result.tokens) == SHORT.max_tokens
+    assert result.logits[: CHAT.vocabulary].argmax() == result.tokens[0]
 
 
 # --- scoring
