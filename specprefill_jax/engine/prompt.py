@@ -55,7 +55,7 @@ class Encoded:
     boundaries: tuple[int, ...]
     pinned: Bool[np.ndarray, "M"]
     guard: Decision | None
-    edges: Int[np.ndarray, "B"] | None
+    edges: Int[np.ndarray, "B"] | None = None
 
 
 def encode(

@@ -59,11 +59,10 @@ def peaks_at_borders(
 ) -> tuple[Bool[np.ndarray, "K"], Bool[np.ndarray, "K"]]:
     """Whether each chunk has its largest score in its first `reach` tokens, and whether in its last.
 
-    Where several of its tokens have that score, any of them counts. The prompt's own ends are no borders, and
-    a chunk without a score above 0 has no peak.
+    Where several of its tokens have that score, any of them counts. The prompt's own ends are no borders.
     """
     starts, sizes = edges[:-1], np.diff(edges)
-    peak = (scores > 0) & (scores == np.repeat(np.maximum.reduceat(scores, starts), sizes))
+    peak = scores == np.repeat(np.maximum.reduceat(scores, starts), sizes)
     place = np.arange(scores.size)
     near_start = place - np.repeat(starts, sizes) < reach
     near_end = np.repeat(edges[1:], sizes) - place <= reach

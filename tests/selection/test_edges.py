@@ -80,8 +80,9 @@ class Case(NamedTuple):
     edges: Int[np.ndarray, "B"]
 
 
-def a_case(draw: st.DrawFn) -> Case:
+def a_case(data: st.DataObject) -> Case:
     """Any prompt, cut by its borders, or anywhere at all; half of them are later turns of a conversation."""
+    draw = data.draw
     size, chunk = draw(st.integers(2, 300)), draw(st.integers(1, 40))
     chance = np.random.default_rng(draw(st.integers(0, 2**32)))
     before = draw(st.one_of(st.just(0), st.integers(0, size - 1)))
@@ -112,7 +113,7 @@ def a_case(draw: st.DrawFn) -> Case:
 @given(st.data())
 @settings(max_examples=500, deadline=None)
 def test_whatever_the_chunks_the_promises_hold(data: st.DataObject):
-    case = a_case(data.draw)
+    case = a_case(data)
     importance, knobs, pinned, history, edges = case
     size, before = importance.size, history.prompt
     new = np.arange(size) >= before

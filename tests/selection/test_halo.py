@@ -80,12 +80,6 @@ def test_the_ends_of_the_prompt_are_no_borders():
     assert taken(select(peaks({0: 9, 79: 8, 52: 5}), halo(keep=0.37))) == [0, 6]
 
 
-def test_chunks_without_importance_bring_nobody():
-    # Budget 28: chunk 6, then the first of those that have none, which lacks 4 tokens; 4 are left.
-    selection = select(peaks({52: 5}), halo(keep=0.35))
-    assert selection.kept.tolist() == [*range(8), *range(48, 56), *range(72, 80)]
-
-
 def test_a_neighbor_that_does_not_fit_is_left_out_and_the_next_in_rank_is_taken():
     # Budget 28, 12 forced, 8 for chunk 3; its neighbor has 12 tokens. Chunk 6 has 4, its neighbor 8 again. Of
     # those without importance, chunk 0 fits.
