@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from specprefill_jax.models.checkpoint import load_parameters
 from specprefill_jax.scoring.importance import importance
+from specprefill_jax.scoring.scorer import Rows, Scorer
 from specprefill_jax.selection.select import select
 from specprefill_jax.settings import Settings
 from tests.models.reference import (
