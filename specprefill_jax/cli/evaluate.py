@@ -87,7 +87,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     output.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw accuracy over tokens kept (png, svg, pdf)"
     )
-    options.add_knobs(parser, "how the draft scores tokens", options.SCORING)
+    options.add_knobs(parser, "how the draft scores tokens", (*options.SCORING, "calibration"))
+    options.add_knobs(parser, "what its attention heads say together", options.SCORER)
     options.add_knobs(parser, "what is kept", SELECTING)
     parser.set_defaults(verb=run)
 
@@ -95,9 +96,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table for each cell when it is done; 1 if a budget was exceeded, else 0."""
     settings = options.read_settings(arguments)
-    suites = _names("suites", arguments.suites, SUITES, OWN_SUITES)
-    fillers = _names("fillers", arguments.fillers, FILLERS, FILLERS)
-    values = _names("values", arguments.values, VALUE_KINDS, VALUE_KINDS)
+    suites = names("suites", arguments.suites, SUITES, OWN_SUITES)
+    fillers = names("fillers", arguments.fillers, FILLERS, FILLERS)
+    values = names("values", arguments.values, VALUE_KINDS, VALUE_KINDS)
     keep_rates = arguments.keep_rates or ("" if arguments.mass_shares else KEEP)
     ways = make_ways(
         settings,
@@ -155,7 +156,7 @@ def _write(arguments: argparse.Namespace, engine: Engine, plan: Plan, outcomes: 
         write_plot(summarize(outcomes), arguments.plot)
 
 
-def _names(flag: str, given: str | None, known: Iterable[str], default: tuple) -> tuple:
+def names(flag: str, given: str | None, known: Iterable[str], default: tuple) -> tuple:
     """Names separated by commas, each once."""
     if given is None:
         return default

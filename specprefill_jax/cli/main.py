@@ -7,7 +7,18 @@ import sys
 from collections.abc import Sequence
 
 from specprefill_jax import __version__
-from specprefill_jax.cli import compile, devices, evaluate, plan, preflight, run, score, tune, verify
+from specprefill_jax.cli import (
+    calibrate,
+    compile,
+    devices,
+    evaluate,
+    plan,
+    preflight,
+    run,
+    score,
+    tune,
+    verify,
+)
 from specprefill_jax.errors import (
     CompileError,
     DeviceFailed,
@@ -64,6 +75,6 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"specprefill-jax {__version__}")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for verb in (run, score, evaluate, compile, verify, tune, preflight, plan, devices):
+    for verb in (run, score, evaluate, compile, verify, tune, calibrate, preflight, plan, devices):
         verb.add_parser(verbs)
     return top

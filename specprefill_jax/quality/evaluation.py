@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -61,6 +61,7 @@ class Plan:
         count: Prompts in a cell.
         seed: Other seeds give other prompts.
         values: Kinds of values that facts have.
+        purpose: What the prompts are for: other purposes have other prompts.
     """
 
     suites: tuple[str, ...]
@@ -70,6 +71,7 @@ class Plan:
     count: int
     seed: int
     values: tuple[ValueKind, ...]
+    purpose: Literal["eval", "calibrate"] = "eval"
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -185,7 +187,7 @@ def task_of(chat: Chat, plan: Plan, cell: Cell, index: int) -> Task:
 
     depth = (index % DEPTHS + 0.5) / DEPTHS
     wanted = Wanted(cell.filler, cell.tokens, depth, plan.values, count)
-    seed = f"eval/{plan.seed}/{cell.suite}/{cell.filler}/{cell.tokens}/{index}"
+    seed = f"{plan.purpose}/{plan.seed}/{cell.suite}/{cell.filler}/{cell.tokens}/{index}"
     return make_task(cell.suite, wanted, seed, measure)
 
 

@@ -1,7 +1,8 @@
 """Prompts whose right answers are known, by suite.
 
-The texts are those that the demo pair is trained on (`scripts/train_demo`), but never the same prompts: every
-one is a function of its seed, and seeds of evaluations begin with `eval/`, those of training do not.
+The texts are those that the demo pair is trained on (`scripts/train_demo`), but never the same prompts: each
+is a function of its seed, and seeds begin with what the prompts are for, `eval/` or `calibrate/`; those of
+training do not.
 """
 
 import dataclasses

@@ -1,0 +1,309 @@
+"""Which of a draft's heads find what is asked for, and how its attention is best read.
+
+Retention is the share of prompts of which every token that the answer follows from is kept. It needs the
+draft alone, and its attention only once per prompt: every scorer is tried on the same rows.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Int, Int8
+
+from specprefill_jax.artifact.beside import manifest_digest
+from specprefill_jax.artifact.calibration import Calibration
+from specprefill_jax.engine import Engine
+from specprefill_jax.engine.prompt import encode
+from specprefill_jax.errors import ArtifactError, BudgetTooSmall, ScoresUnusable, SettingError
+from specprefill_jax.quality.evaluation import VARIABLES, Plan, longest_prompt, needed_tokens, task_of
+from specprefill_jax.quality.facts import ValueKind
+from specprefill_jax.quality.statistics import wilson
+from specprefill_jax.quality.words import FILLERS
+from specprefill_jax.scoring import Rows, Scorer, importance
+from specprefill_jax.selection import segments, select
+from specprefill_jax.settings import Head, Settings
+
+Progress = Callable[[str, int, int], None]
+"""Hears a phase, how much of it is done and how much there is."""
+
+KEEPS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+"""Fractions of tokens that a calibration may choose to keep, and over which scorers are compared."""
+
+LOOKAHEAD = 4
+"""Most lookahead steps that are tried."""
+
+LENGTHS = (1000, 2000)
+"""Tokens of the prompts."""
+
+DEFAULT = Settings(mode="sparse", max_keep=0, calibration=False)
+PLAIN = dataclasses.replace(DEFAULT, pool=0)
+"""The guide's rule: the maximum over heads and layers of the attention as it is."""
+
+CHEAP = dataclasses.replace(DEFAULT, lookahead=0)
+"""Where the choice begins: what costs time, lookahead, must earn it."""
+
+Option = dict[str, object]
+
+AXES: tuple[tuple[Option, ...], ...] = (
+    tuple(
+        {"per_head": per_head, "across": across}
+        for across in ("max", "mean")
+        for per_head in ("raw", "peak", "zscore", "median", "rank")
+    ),
+    tuple({"pooling": "average", "pool": pool} for pool in (13, 7, 25, 0))
+    + tuple({"pooling": "max", "pool": pool} for pool in (7, 13)),
+    tuple(
+        {"lookahead": steps, "queries": queries}
+        for steps, queries in ((0, 1), (0, 4), (0, 8), (2, 1), (LOOKAHEAD, 1), (2, 8))
+    ),
+    ({"sinks": 0}, {"sinks": 4}),
+    tuple({"chunking": chunking, "halo": halo} for halo in (False, True) for chunking in ("fixed", "text")),
+)
+"""What is tried, one group of settings after the other; of equals the first is taken."""
+
+CHOSEN = (
+    "per_head",
+    "across",
+    "pooling",
+    "pool",
+    "queries",
+    "lookahead",
+    "sinks",
+    "halo",
+    "chunking",
+    "heads",
+)
+"""The settings that are chosen, beside how much to keep."""
+
+ROUNDS = 2
+"""How often each group is gone through: what is best in one depends on the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A prompt as the draft saw it.
+
+    Attributes:
+        rows: Its attention, with `LOOKAHEAD` steps.
+        needed: The tokens that the answer follows from.
+        pinned: Those that are kept whatever their importance.
+        borders: Where lines and sentences end (`Chat.borders`).
+    """
+
+    rows: Rows
+    needed: Int[np.ndarray, "K"]
+    pinned: Bool[np.ndarray, "M"]
+    borders: Int8[np.ndarray, "M"]
+
+    @cached_property
+    def edges(self) -> Int[np.ndarray, "E"]:
+        """Edges of chunks that follow the text."""
+        return segments(self.borders, DEFAULT.chunk)
+
+
+@dataclass(frozen=True)
+class Retained:
+    """Retention at a fraction kept, under the chosen and the default settings and the guide's rule."""
+
+    keep: float
+    chosen: float
+    default: float
+    plain: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came out: the calibration, and what it rests on.
+
+    Attributes:
+        heads: Each head, and its retention if it decided alone, the mean over `KEEPS`; best first.
+        retention: Of the prompts put aside, by fraction kept.
+    """
+
+    calibration: Calibration
+    heads: tuple[tuple[Head, float], ...]
+    retention: tuple[Retained, ...]
+
+
+def calibrate(engine: Engine, plan: Plan, wanted: float, progress: Progress = lambda *_: None) -> Found:
+    """Choose the settings under which the draft keeps what is asked for, and the least to keep for `wanted`.
+
+    Half of the prompts choose the scorer. The others say how good it is, and so how much must be kept; if
+    even the largest of `KEEPS` does not give the wanted retention, the calibration says so.
+
+    Raises:
+        ArtifactError: there is no draft.
+        SettingError: the prompts are too short for their suites, or the draft's cache is too small for them.
+        TemplateError, NotFiniteOutput, DeviceFailed: as `Engine.generate`.
+    """
+    seen = list(see(engine, plan, progress))
+    choosing, aside = seen[::2], seen[1::2]
+    assert engine.draft is not None
+    model = engine.draft.model
+    every = tuple(
+        Head(layer, head) for layer in range(model.attention_layers) for head in range(model.query_heads)
+    )
+    ranked = rank_heads(choosing, every, progress)
+    chosen = choose(choosing, ranked, model.rows, progress)
+    table = tuple(
+        Retained(keep, *(retention(aside, at(way, keep)) for way in (chosen, DEFAULT, PLAIN)))
+        for keep in KEEPS
+    )
+    row = next((row for row in table if row.chosen >= wanted), table[-1])
+    share, low, high = wilson(round(row.chosen * len(aside)), len(aside))
+    calibration = Calibration(
+        manifest=manifest_digest(engine.artifact.manifest),
+        settings=written(chosen, row.keep),
+        wanted=wanted,
+        retention=share,
+        lower=low,
+        upper=high,
+        prompts=len(aside),
+        plain=row.plain,
+        depth=1 + max(head.layer for head in chosen.heads or every),
+        seed=plan.seed,
+    )
+    return Found(calibration, tuple(ranked), table)
+
+
+def see(engine: Engine, plan: Plan, progress: Progress) -> Iterator[Seen]:
+    """Every prompt of a plan, read by the draft; cells by turns, so that both halves have of all.
+
+    Raises:
+        as `calibrate`.
+    """
+    if engine.draft is None:
+        raise ArtifactError(f"only a draft can be calibrated, and {engine.no_draft}")
+    chat, vocabulary = engine.chat, engine.draft.model.vocabulary
+    total = plan.count * len(plan.cells)
+    for index in range(plan.count):
+        for number, cell in enumerate(plan.cells):
+            progress("read", index * len(plan.cells) + number, total)
+            task = task_of(chat, plan, cell, index)
+            encoded = encode(
+                chat, vocabulary, task.messages, DEFAULT, prefix=task.prefix, variables=VARIABLES
+            )
+            yield Seen(
+                rows=engine.rows(encoded.tokens, LOOKAHEAD),
+                needed=needed_tokens(chat, task),
+                pinned=encoded.pinned,
+                borders=chat.borders(encoded.tokens),
+            )
+
+
+def rank_heads(seen: Sequence[Seen], every: Sequence[Head], progress: Progress) -> list[tuple[Head, float]]:
+    """The retention that each head gives alone, the mean over `KEEPS`; best first, of equals the lower."""
+    found: list[tuple[Head, float]] = []
+    for number, head in enumerate(every):
+        progress("heads", number, len(every))
+        alone = dataclasses.replace(CHEAP, heads=(head,))
+        found.append((head, mean_retention(seen, alone)))
+    return sorted(found, key=lambda each: (-each[1], each[0]))
+
+
+def choose(
+    seen: Sequence[Seen], ranked: Sequence[tuple[Head, float]], rows: int, progress: Progress
+) -> Settings:
+    """The settings with the best retention, the mean over `KEEPS`; one group of `AXES` after the other.
+
+    A group's settings change only for a gain of more than half a prompt, so that noise changes nothing; in
+    the end each goes back that was not needed after all.
+
+    Args:
+        rows: How many of the last prompt tokens the draft returns rows of.
+    """
+    counts = [count for count in (1, 2, 4, 8, 16) if count < len(ranked)]
+    several: tuple[Option, ...] = (
+        {"heads": None},
+        *({"heads": tuple(sorted(head for head, _ in ranked[:count]))} for count in counts),
+    )
+    axes = [(*axis,) for _ in range(ROUNDS) for axis in (several, *AXES)]
+    total, done = sum(map(len, axes)), 0
+    chosen = CHEAP
+    best = mean_retention(seen, chosen)
+    for axis in axes:
+        before = chosen
+        for option in axis:
+            progress("scorers", done, total)
+            done += 1
+            tried = dataclasses.replace(before, **option)
+            if tried in (before, chosen) or tried.queries > rows:
+                continue
+            score = mean_retention(seen, tried)
+            if score > best + 0.5 / len(seen):
+                chosen, best = tried, score
+    for name in CHOSEN:
+        simpler = dataclasses.replace(chosen, **{name: getattr(CHEAP, name)})
+        if simpler != chosen and (score := mean_retention(seen, simpler)) >= best:
+            chosen, best = simpler, score
+    return chosen
+
+
+def at(settings: Settings, keep: float) -> Settings:
+    """The settings at a fraction of tokens to keep."""
+    return dataclasses.replace(settings, keep=keep)
+
+
+def mean_retention(seen: Sequence[Seen], settings: Settings) -> float:
+    """The mean of the retention over `KEEPS`."""
+    return float(np.mean([_kept_whole(each, settings, KEEPS) for each in seen]))
+
+
+def retention(seen: Sequence[Seen], settings: Settings) -> float:
+    """The share of prompts of which every needed token is kept."""
+    return float(np.mean([_kept_whole(each, settings, (settings.keep_fraction,)) for each in seen]))
+
+
+def _kept_whole(seen: Seen, settings: Settings, keeps: Sequence[float]) -> list[bool]:
+    """For each fraction, whether the needed tokens are all kept. A budget without room keeps nothing."""
+    rows = Rows(seen.rows.prompt, seen.rows.lookahead[: settings.lookahead])
+    edges = seen.edges if settings.chunking == "text" else None
+    whole: list[bool] = []
+    try:
+        scores = importance(rows, Scorer.of(settings))
+    except ScoresUnusable:
+        return [False] * len(keeps)
+    for keep in keeps:
+        try:
+            kept = select(scores, at(settings, keep), seen.pinned, edges=edges).kept
+        except (BudgetTooSmall, ScoresUnusable):
+            kept = np.empty(0, np.int32)
+        whole.append(bool(np.isin(seen.needed, kept).all()))
+    return whole
+
+
+def written(settings: Settings, keep: float) -> dict[str, object]:
+    """What differs from the default settings, and how much to keep, as a settings file has it."""
+    default = Settings()
+    found = {name: getattr(settings, name) for name in CHOSEN}
+    chosen: dict[str, object] = {n: value for n, value in found.items() if value != getattr(default, n)}
+    if settings.heads is not None:
+        chosen["heads"] = [f"{layer}.{head}" for layer, head in settings.heads]
+    return {**chosen, "keep": keep}
+
+
+def check_wanted(wanted: float) -> None:
+    """Raises SettingError for a retention that is no share."""
+    if not 0 < wanted <= 1:
+        raise SettingError(f"retention={wanted:g}: give a share of prompts above 0 and up to 1, such as 0.95")
+
+
+def calibration_plan(engine: Engine, count: int, seed: int, values: tuple[ValueKind, ...]) -> Plan:
+    """The prompts of a calibration: facts among others, in both fillers, of the lengths that fit.
+
+    Args:
+        count: Prompts of each kind.
+    """
+    longest = longest_prompt(engine, dataclasses.replace(DEFAULT, lookahead=LOOKAHEAD), in_one_pass=True)
+    return Plan(
+        suites=("facts", "distractors"),
+        fillers=FILLERS,
+        lengths=tuple(tokens for tokens in LENGTHS if tokens <= longest) or (longest,),
+        ways=(),
+        count=count,
+        seed=seed,
+        values=values,
+        purpose="calibrate",
+    )
