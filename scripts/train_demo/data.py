@@ -12,7 +12,17 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 
 from specprefill_jax.quality.document import Count, make_document
-from specprefill_jax.quality.facts import Fact, ValueKind, make_facts, make_value, opening, question, stated
+from specprefill_jax.quality.facts import (
+    Fact,
+    ValueKind,
+    call_opening,
+    call_question,
+    make_facts,
+    make_value,
+    opening,
+    question,
+    stated,
+)
 from specprefill_jax.quality.words import FILLERS, Filler, filler_sentence, split_line
 
 USER, ASSISTANT, SYSTEM, END = (
@@ -135,6 +145,16 @@ def asked(make: Maker) -> list[Piece]:
     return conversation(make, filler, [stated(random, f, filler) for f in facts], turns)
 
 
+def called(make: Maker) -> list[Piece]:
+    """Numbers in filler, some of them asked for as the argument of a tool's call."""
+    random, filler = make.random, make.filler()
+    count = random.randint(1, min(4, max(1, make.stage.tokens // 80)))
+    facts = make_facts(random, count, ("digits",))
+    chosen = random.sample(facts, random.randint(1, count))
+    turns = [(call_question(f, filler), make.reply(call_opening(f), f.value + "}}")) for f in chosen]
+    return conversation(make, filler, [stated(random, f, filler) for f in facts], turns)
+
+
 def quoted(make: Maker) -> list[Piece]:
     """Sentences of the document, asked for by their first words."""
     random, filler = make.random, make.filler()
@@ -161,6 +181,7 @@ def secret(make: Maker) -> list[Piece]:
 MAKERS: dict[str, Callable[[Maker], list[Piece]]] = {
     "restated": restated,
     "asked": asked,
+    "called": called,
     "quoted": quoted,
     "secret": secret,
 }

@@ -1,32 +1,24 @@
 """Which of a draft's heads find what is asked for, and how its attention is best read.
 
-Retention is the share of prompts of which every token that the answer follows from is kept. It needs the
-draft alone, and its attention only once per prompt: every scorer is tried on the same rows.
+Retention is the share of prompts of which every token that the answer follows from is kept.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Int, Int8
 
 from specprefill_jax.artifact.beside import manifest_digest
 from specprefill_jax.artifact.calibration import Calibration
 from specprefill_jax.engine import Engine
-from specprefill_jax.engine.prompt import encode
-from specprefill_jax.errors import ArtifactError, BudgetTooSmall, ScoresUnusable, SettingError
-from specprefill_jax.quality.evaluation import VARIABLES, Plan, longest_prompt, needed_tokens, task_of
+from specprefill_jax.errors import SettingError
+from specprefill_jax.quality.evaluation import Plan, longest_prompt
 from specprefill_jax.quality.facts import ValueKind
+from specprefill_jax.quality.retention import Progress, Seen, kept_whole, see
 from specprefill_jax.quality.statistics import wilson
 from specprefill_jax.quality.words import FILLERS
-from specprefill_jax.scoring import Rows, Scorer, importance
-from specprefill_jax.selection import segments, select
 from specprefill_jax.settings import Head, Settings
-
-Progress = Callable[[str, int, int], None]
-"""Hears a phase, how much of it is done and how much there is."""
 
 KEEPS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 """Fractions of tokens that a calibration may choose to keep, and over which scorers are compared."""
@@ -81,28 +73,6 @@ ROUNDS = 2
 """How often each group is gone through: what is best in one depends on the others."""
 
 
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """A prompt as the draft saw it.
-
-    Attributes:
-        rows: Its attention, with `LOOKAHEAD` steps.
-        needed: The tokens that the answer follows from.
-        pinned: Those that are kept whatever their importance.
-        borders: Where lines and sentences end (`Chat.borders`).
-    """
-
-    rows: Rows
-    needed: Int[np.ndarray, "K"]
-    pinned: Bool[np.ndarray, "M"]
-    borders: Int8[np.ndarray, "M"]
-
-    @cached_property
-    def edges(self) -> Int[np.ndarray, "E"]:
-        """Edges of chunks that follow the text."""
-        return segments(self.borders, DEFAULT.chunk)
-
-
 @dataclass(frozen=True)
 class Retained:
     """Retention at a fraction kept, under the chosen and the default settings and the guide's rule."""
@@ -138,7 +108,7 @@ def calibrate(engine: Engine, plan: Plan, wanted: float, progress: Progress = la
         SettingError: the prompts are too short for their suites, or the draft's cache is too small for them.
         TemplateError, NotFiniteOutput, DeviceFailed: as `Engine.generate`.
     """
-    seen = list(see(engine, plan, progress))
+    seen = list(see(engine, plan, LOOKAHEAD, progress))
     choosing, aside = seen[::2], seen[1::2]
     assert engine.draft is not None
     model = engine.draft.model
@@ -166,31 +136,6 @@ def calibrate(engine: Engine, plan: Plan, wanted: float, progress: Progress = la
         seed=plan.seed,
     )
     return Found(calibration, tuple(ranked), table)
-
-
-def see(engine: Engine, plan: Plan, progress: Progress) -> Iterator[Seen]:
-    """Every prompt of a plan, read by the draft; cells by turns, so that both halves have of all.
-
-    Raises:
-        as `calibrate`.
-    """
-    if engine.draft is None:
-        raise ArtifactError(f"only a draft can be calibrated, and {engine.no_draft}")
-    chat, vocabulary = engine.chat, engine.draft.model.vocabulary
-    total = plan.count * len(plan.cells)
-    for index in range(plan.count):
-        for number, cell in enumerate(plan.cells):
-            progress("read", index * len(plan.cells) + number, total)
-            task = task_of(chat, plan, cell, index)
-            encoded = encode(
-                chat, vocabulary, task.messages, DEFAULT, prefix=task.prefix, variables=VARIABLES
-            )
-            yield Seen(
-                rows=engine.rows(encoded.tokens, LOOKAHEAD),
-                needed=needed_tokens(chat, task),
-                pinned=encoded.pinned,
-                borders=chat.borders(encoded.tokens),
-            )
 
 
 def rank_heads(seen: Sequence[Seen], every: Sequence[Head], progress: Progress) -> list[tuple[Head, float]]:
@@ -248,30 +193,12 @@ def at(settings: Settings, keep: float) -> Settings:
 
 def mean_retention(seen: Sequence[Seen], settings: Settings) -> float:
     """The mean of the retention over `KEEPS`."""
-    return float(np.mean([_kept_whole(each, settings, KEEPS) for each in seen]))
+    return float(np.mean([kept_whole(each, settings, KEEPS) for each in seen]))
 
 
 def retention(seen: Sequence[Seen], settings: Settings) -> float:
     """The share of prompts of which every needed token is kept."""
-    return float(np.mean([_kept_whole(each, settings, (settings.keep_fraction,)) for each in seen]))
-
-
-def _kept_whole(seen: Seen, settings: Settings, keeps: Sequence[float]) -> list[bool]:
-    """For each fraction, whether the needed tokens are all kept. A budget without room keeps nothing."""
-    rows = Rows(seen.rows.prompt, seen.rows.lookahead[: settings.lookahead])
-    edges = seen.edges if settings.chunking == "text" else None
-    whole: list[bool] = []
-    try:
-        scores = importance(rows, Scorer.of(settings))
-    except ScoresUnusable:
-        return [False] * len(keeps)
-    for keep in keeps:
-        try:
-            kept = select(scores, at(settings, keep), seen.pinned, edges=edges).kept
-        except (BudgetTooSmall, ScoresUnusable):
-            kept = np.empty(0, np.int32)
-        whole.append(bool(np.isin(seen.needed, kept).all()))
-    return whole
+    return float(np.mean([kept_whole(each, settings, (settings.keep_fraction,)) for each in seen]))
 
 
 def written(settings: Settings, keep: float) -> dict[str, object]:

@@ -30,7 +30,7 @@ from specprefill_jax.quality.facts import (
 from specprefill_jax.quality.words import FILLERS, Filler, filler_sentence, split_line
 
 FACTS = 4
-"""Facts in a document that has several."""
+"""Most facts in a document that has a few."""
 
 DISTRACTORS = 16
 """Facts with the attribute that is asked for, of other keys."""
@@ -140,7 +140,7 @@ def _needle(random: Random, wanted: Wanted) -> Task:
 
 
 def _several(random: Random, wanted: Wanted) -> Task:
-    return _asked(random, wanted, "facts", _facts(random, FACTS, wanted.values))
+    return _asked(random, wanted, "facts", _facts(random, random.randint(1, FACTS), wanted.values))
 
 
 def _distractors(random: Random, wanted: Wanted) -> Task:
@@ -212,7 +212,7 @@ def _confusable(random: Random, wanted: Wanted) -> Task:
 
 SUITES: dict[str, Suite] = {
     "needle": Suite(_needle, "one fact"),
-    "facts": Suite(_several, f"{FACTS} facts, of which one is asked for"),
+    "facts": Suite(_several, f"1 to {FACTS} facts, of which one is asked for"),
     "distractors": Suite(_distractors, f"a fact among {DISTRACTORS} with the same attribute"),
     "hops": Suite(_hops, "a value stated for another name, and that both have the same"),
     "tool": Suite(_tool, "a tool call, as text, whose argument is a number of the document"),

@@ -13,7 +13,6 @@ from specprefill_jax.quality.calibration import (
     CHEAP,
     KEEPS,
     Found,
-    Seen,
     at,
     calibrate,
     calibration_plan,
@@ -22,7 +21,8 @@ from specprefill_jax.quality.calibration import (
     retention,
     written,
 )
-from specprefill_jax.quality.evaluation import Plan
+from specprefill_jax.quality.evaluation import Plan, task_of
+from specprefill_jax.quality.retention import Seen
 from specprefill_jax.scoring import Rows
 from specprefill_jax.selection import segments
 from specprefill_jax.settings import Head, Settings
@@ -93,7 +93,7 @@ def test_its_prompts_are_none_of_an_evaluations():
     assert made.purpose == "calibrate"
     other = dataclasses.replace(made, purpose="eval")
     chat = oracle().engine.chat
-    assert module.task_of(chat, made, made.cells[0], 0) != module.task_of(chat, other, made.cells[0], 0)
+    assert task_of(chat, made, made.cells[0], 0) != task_of(chat, other, made.cells[0], 0)
 
 
 # --- what is chosen
@@ -151,7 +151,7 @@ def test_edges_follow_the_text():
 def test_without_a_draft_there_is_nothing_to_calibrate():
     made = oracle().engine
     alone = Engine(made.artifact, made.chat, None, made.target, no_draft="this artifact has no draft")
-    with pytest.raises(ArtifactError, match="only a draft can be calibrated"):
+    with pytest.raises(ArtifactError, match="only a draft has attention"):
         calibrate(alone, plan(), 0.95)
 
 
