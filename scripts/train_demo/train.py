@@ -8,6 +8,7 @@ import os
 import time
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,8 @@ def train(plan: dict[str, Any], folder: Path, out: Path) -> None:
     config = TextConfig.from_hf(json.loads(config_file.read_text(encoding="utf-8")))
     source = Source(Tokenizer.from_file(str(folder / plan["tokenizer"])))
     stages = [Stage(**stage) for stage in plan["stages"]]
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.scale_by_adam(b1=0.9, b2=0.98),
-        optax.add_decayed_weights(plan["decay"], mask=matrices),
-    )
     parameters = initial(config, plan["seed"], plan["memory"], plan["sharpness"])
-    state = optimizer.init(parameters)
+    state = adam(plan["decay"]).init(parameters)
     done, parameters, state = resumed(out, parameters, state)
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_bytes(config_file.read_bytes())
@@ -64,7 +60,7 @@ def train(plan: dict[str, Any], folder: Path, out: Path) -> None:
     start, shown, first, tokens = time.monotonic(), [], 0, 0
     rate, layers = plan["rate"], stages[0].layers
     for number, stage in enumerate(stages):
-        step = make_step(config, optimizer, stage.layers)
+        step = make_step(config, plan["decay"], stage.layers)
         for index in range(stage.steps):
             current = first + index
             if current < done:
@@ -85,13 +81,23 @@ def train(plan: dict[str, Any], folder: Path, out: Path) -> None:
     save(out, first, parameters, state)
 
 
+def adam(decay: float) -> optax.GradientTransformation:
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.scale_by_adam(b1=0.9, b2=0.98),
+        optax.add_decayed_weights(decay, mask=matrices),
+    )
+
+
 def matrices(parameters: Any) -> dict[str, bool]:
     """Which parameters decay."""
     return {name: p.ndim == 2 for name, p in parameters.items()}
 
 
-def make_step(config: TextConfig, optimizer: optax.GradientTransformation, layers: int | None) -> Step:
+@cache
+def make_step(config: TextConfig, decay: float, layers: int | None) -> Step:
     """The compiled step: parameters and optimizer state in and out, and what was measured on the batch."""
+    optimizer = adam(decay)
 
     def loss(parameters: Parameters, ids: Array, weights: Array) -> tuple[Array, tuple[Array, ...]]:
         found = logits(config, parameters, ids[:, :-1], layers=layers)
