@@ -268,10 +268,10 @@ class Settings:
     )
     chunk: int = _knob(32, _whole(1), "SP_CHUNK", "tokens per chunk")
     chunking: Literal["fixed", "text"] = _knob(
-        "fixed",
-        _choice("fixed", "text"),
+        "text",
+        _choice("text", "fixed"),
         None,
-        "text ends chunks where lines or sentences end",
+        "text ends chunks where lines or sentences end; fixed after every `chunk` tokens",
     )
     halo: bool = _knob(False, _switch(), None, "on: a chunk that peaks at a border brings its neighbor")
     normalizer: Literal["minmax", "clip", "zscore"] = _knob(

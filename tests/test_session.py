@@ -96,15 +96,16 @@ def test_a_prompt_that_was_scored_before_is_not_scored_again_outside_of_a_conver
 
 
 def test_an_edited_turn_goes_on_from_what_is_the_same():
+    settings = dataclasses.replace(SPARSE, chunking="fixed")  # room for more than a last chunk
     fake = make()
     session = Session(fake.engine)
-    first = session.generate(FIRST, SPARSE)
-    session.generate(follow_up(first, FIRST, 100, needle_at=50), SPARSE)
+    first = session.generate(FIRST, settings)
+    session.generate(follow_up(first, FIRST, 100, needle_at=50), settings)
     edited = np.concatenate([FIRST, prompt(90, needle_at=20)]).astype(np.int32)
     next_turn(fake)
-    result = session.generate(edited, SPARSE)
+    result = session.generate(edited, settings)
     assert (read(fake.draft), result.timings.reused) == (90, 320)
-    assert result.tokens == fresh_answer(result, edited, SPARSE)
+    assert result.tokens == fresh_answer(result, edited, settings)
 
 
 def test_a_token_that_was_left_out_counts_too():

@@ -163,7 +163,7 @@ def test_by_default_system_tools_and_the_last_user_message_are_pinned_and_tools_
         ("keep", True, "keep must be a number from 0 to 1"),
         ("cumulative_mass", "0", "cumulative_mass must be a number above 0, at most 1"),
         ("cumulative_mass", "1.01", "cumulative_mass must be a number above 0, at most 1"),
-        ("chunking", "lines", "chunking must be one of fixed, text"),
+        ("chunking", "lines", "chunking must be one of text, fixed"),
         ("halo", "2", "halo must be on or off (also 1, 0, true, false, yes, no)"),
         ("normalizer", "rank", "normalizer must be one of minmax, clip, zscore"),
         ("chunk", "0", "chunk must be a whole number, 1 or more"),

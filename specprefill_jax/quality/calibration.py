@@ -30,7 +30,7 @@ LENGTHS = (1000, 2000)
 """Tokens of the prompts."""
 
 DEFAULT = Settings(mode="sparse", max_keep=0, calibration=False)
-PLAIN = dataclasses.replace(DEFAULT, pool=0)
+PLAIN = dataclasses.replace(DEFAULT, pool=0, chunking="fixed")
 """The guide's rule: the maximum over heads and layers of the attention as it is."""
 
 CHEAP = dataclasses.replace(DEFAULT, lookahead=0)
@@ -51,7 +51,7 @@ AXES: tuple[tuple[Option, ...], ...] = (
         for steps, queries in ((0, 1), (0, 4), (0, 8), (2, 1), (LOOKAHEAD, 1), (2, 8))
     ),
     ({"sinks": 0}, {"sinks": 4}),
-    tuple({"chunking": chunking, "halo": halo} for halo in (False, True) for chunking in ("fixed", "text")),
+    tuple({"chunking": chunking, "halo": halo} for halo in (False, True) for chunking in ("text", "fixed")),
 )
 """What is tried, one group of settings after the other; of equals the first is taken."""
 

@@ -29,7 +29,7 @@ def test_json_tells_positions_scores_and_text(fake: Fake, specprefill: Run):
     assert "".join(document["pieces"]) == PROMPT
     assert document["kept"][:4] == [0, 1, 2, 3]
     assert len(document["kept"]) <= document["budget"]
-    assert len(document["chunk_scores"]) == -(-document["prompt"] // 32)
+    assert len(document["chunk_scores"]) == len(document["edges"]) - 1
     assert (document["mode"], document["scoring"]) == ("chunk", "continuous")
     assert document["windows"] == [{"start": 0, "end": document["prompt"], "keep_end": document["prompt"]}]
     assert ran.err == ""

@@ -12,7 +12,7 @@ from specprefill_jax.settings import Settings
 from tests.engine.fake import CHAT, make
 
 SPARSE = Settings(mode="sparse", max_tokens=2, select_mode="chunk", keep=0.3)
-TEXT = dataclasses.replace(SPARSE, chunking="text")
+TEXT = SPARSE  # chunks follow the text by default
 LINES = "".join(f"The {i}th line of them all says that it is line {i}.\n" for i in range(40)) + "Which?"
 
 
@@ -35,8 +35,8 @@ def test_the_answer_reads_what_the_score_shows():
     )
 
 
-def test_by_default_chunks_have_a_fixed_size():
-    scored = make().engine.score(LINES, SPARSE, raw=True)
+def test_chunks_of_a_fixed_size_are_to_be_had():
+    scored = make().engine.score(LINES, dataclasses.replace(SPARSE, chunking="fixed"), raw=True)
     np.testing.assert_array_equal(scored.selection.edges, fixed(scored.tokens.size, 32))
 
 

@@ -29,7 +29,13 @@ SHORT = Settings(max_tokens=3, break_even=False)
 # attention above 0.0012, and every other one about that; so with a budget of 80 it comes first, and then one
 # of the others (pooling spreads it over 124..136, within the chunk).
 ONE_CHUNK = Settings(
-    max_tokens=3, break_even=False, select_mode="chunk", keep=0.2125, boost_first_mult=1, boost_last_mult=1
+    max_tokens=3,
+    break_even=False,
+    select_mode="chunk",
+    keep=0.2125,
+    chunking="fixed",
+    boost_first_mult=1,
+    boost_last_mult=1,
 )
 
 

@@ -341,7 +341,7 @@ OTHER_VALUES: dict[str, Any] = {
     "keep": 0.1,
     "max_keep": 100,
     "chunk": 8,
-    "chunking": "text",
+    "chunking": "fixed",
     "halo": True,
     "normalizer": "clip",
     "boost_first_mult": 3.0,
@@ -465,9 +465,9 @@ def test_fractions_of_0_and_1_and_thresholds_hold_to_the_token(
             {"target_capacity": 90},
             {"keep": 0.5},
             PromptTooLong,
-            "at least 129 tokens kept of 320 and max_tok",
+            "at least 113 tokens kept of 320 and max_tok",
         ),
-        ({}, {"max_tokens": 4090}, PromptTooLong, r"lower max_tokens \(--max-tokens\) to 4031"),
+        ({}, {"max_tokens": 4090}, PromptTooLong, r"lower max_tokens \(--max-tokens\) to 4047"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_the_draft_reads(

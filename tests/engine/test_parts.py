@@ -17,7 +17,7 @@ from specprefill_jax.settings import Settings
 from tests.engine.fake import CHAT, DEMO, make, prompt
 from tests.policy.pair import make_manifest
 
-SPARSE = Settings(mode="sparse", max_tokens=2, select_mode="chunk", keep=0.3)
+SPARSE = Settings(mode="sparse", max_tokens=2, select_mode="chunk", keep=0.3, chunking="fixed")
 TOKENS = prompt(320, needle_at=130)
 LONG = "one two three four five six seven eight nine ten " * 60
 TOOLS: list[dict[str, Any]] = [{"name": "get_weather", "description": "the weather of a place"}]

@@ -248,12 +248,14 @@ def test_a_window_longer_than_the_prompt_takes_the_prompts_slots():
 def test_a_mass_may_need_less_than_the_largest_cache_a_fraction_does_not():
     capped = plan(100_000, max_keep=0).ways[0]
     assert (capped.kept, capped.target.slots) == (32_512, 32_768)
-    found = plan(100_000, max_keep=0, keep=0.5)
+    found = plan(100_000, max_keep=0, keep=0.5, chunking="fixed")
     assert found.ways == ()
     # 50,000 but for a chunk of 32
     assert found.impossible[0] == "sparse prefill takes 50225 slots, and the target's largest cache has 32768"
-    assert plan(65_086, max_keep=0, keep=0.5).ways[0].kept == 32_512  # of 32,543 at most, 32,512 at least
-    assert plan(65_088, max_keep=0, keep=0.5).ways == ()
+    assert (
+        plan(65_086, max_keep=0, keep=0.5, chunking="fixed").ways[0].kept == 32_512
+    )  # of 32,543 at most, 32,512 at least
+    assert plan(65_088, max_keep=0, keep=0.5, chunking="fixed").ways == ()
 
 
 def test_an_answer_as_long_as_the_largest_cache_has_no_way():

@@ -26,9 +26,9 @@ def test_the_minimum_is_a_tenth_between_4_and_128(tokens: int, minimum: int):
 @pytest.mark.parametrize(
     ("knobs", "fewest"),
     [
-        ({"keep": 0.3, "max_keep": 0}, 300 - 31),  # whole chunks of 32 up to the budget
+        ({"keep": 0.3, "max_keep": 0, "chunking": "fixed"}, 300 - 31),  # whole chunks of 32 up to the budget
         ({"keep": 0.3, "max_keep": 0, "chunk": 400}, 1),
-        ({"keep": 0.3, "max_keep": 0, "chunking": "text"}, 300 - 47),  # the longest has 48
+        ({"keep": 0.3, "max_keep": 0}, 300 - 47),  # chunks that follow the text have at most 48
         ({"max_keep": 0}, 100),  # by mass the minimum
         ({"max_keep": 50}, 50),
     ],
