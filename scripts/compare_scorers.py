@@ -24,7 +24,6 @@ from specprefill_jax.quality.retention import Seen, kept_whole, see, whole_by
 from specprefill_jax.quality.statistics import Interval, paired_difference
 from specprefill_jax.quality.tasks import SUITES
 from specprefill_jax.quality.words import FILLERS
-from specprefill_jax.selection import fixed
 from specprefill_jax.settings import Settings
 
 KEEPS = (0.3, 0.15, 0.1)
@@ -144,7 +143,7 @@ def measured(engine: Engine, plan: Plan, progress: Callable[[str, int, int], Non
 def bounds(seen: Seen, number: int, settings: Settings) -> Iterator[tuple[str, Float[np.ndarray, " M"]]]:
     """An importance that knows nothing, the same for all tokens of a chunk, and one that knows the answer."""
     tokens = seen.pinned.size
-    edges = seen.edges if settings.chunking == "text" else fixed(tokens, settings.chunk)
+    edges = seen.edges(settings)
     drawn = np.random.default_rng(number).random(edges.size - 1)
     yield RANDOM, np.repeat(drawn, np.diff(edges))
     right = np.zeros(tokens)

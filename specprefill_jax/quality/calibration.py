@@ -100,8 +100,8 @@ class Found:
 def calibrate(engine: Engine, plan: Plan, wanted: float, progress: Progress = lambda *_: None) -> Found:
     """Choose the settings under which the draft keeps what is asked for, and the least to keep for `wanted`.
 
-    Half of the prompts choose the scorer. The others say how good it is, and so how much must be kept; if
-    even the largest of `KEEPS` does not give the wanted retention, the calibration says so.
+    Half of the prompts choose, the scorer and then how much is kept: the least of `KEEPS` with the wanted
+    retention, or the most. The others say how good the choice is.
 
     Raises:
         ArtifactError: there is no draft.
@@ -109,7 +109,7 @@ def calibrate(engine: Engine, plan: Plan, wanted: float, progress: Progress = la
         TemplateError, NotFiniteOutput, DeviceFailed: as `Engine.generate`.
     """
     seen = list(see(engine, plan, LOOKAHEAD, progress))
-    choosing, aside = seen[::2], seen[1::2]
+    choosing, aside = halves(seen, len(plan.cells))
     assert engine.draft is not None
     model = engine.draft.model
     every = tuple(
@@ -121,7 +121,8 @@ def calibrate(engine: Engine, plan: Plan, wanted: float, progress: Progress = la
         Retained(keep, *(retention(aside, at(way, keep)) for way in (chosen, DEFAULT, PLAIN)))
         for keep in KEEPS
     )
-    row = next((row for row in table if row.chosen >= wanted), table[-1])
+    keep = next((keep for keep in KEEPS if retention(choosing, at(chosen, keep)) >= wanted), KEEPS[-1])
+    row = next(row for row in table if row.keep == keep)
     share, low, high = wilson(round(row.chosen * len(aside)), len(aside))
     calibration = Calibration(
         manifest=manifest_digest(engine.artifact.manifest),
@@ -131,11 +132,16 @@ def calibrate(engine: Engine, plan: Plan, wanted: float, progress: Progress = la
         lower=low,
         upper=high,
         prompts=len(aside),
-        plain=row.plain,
         depth=1 + max(head.layer for head in chosen.heads or every),
         seed=plan.seed,
     )
     return Found(calibration, tuple(ranked), table)
+
+
+def halves(seen: Sequence[Seen], cells: int) -> tuple[list[Seen], list[Seen]]:
+    """Two halves with prompts of every cell; of `cells` prompts in a row each is of another cell."""
+    first = [one for number, one in enumerate(seen) if number // cells % 2 == 0]
+    return first, [one for number, one in enumerate(seen) if number // cells % 2]
 
 
 def rank_heads(seen: Sequence[Seen], every: Sequence[Head], progress: Progress) -> list[tuple[Head, float]]:

@@ -6,7 +6,6 @@ It needs the draft alone, and its attention only once per prompt: every scorer i
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int8
@@ -16,7 +15,7 @@ from specprefill_jax.engine.prompt import encode
 from specprefill_jax.errors import ArtifactError, BudgetTooSmall, ScoresUnusable
 from specprefill_jax.quality.evaluation import VARIABLES, Plan, needed_tokens, task_of
 from specprefill_jax.scoring import Rows, Scorer, importance
-from specprefill_jax.selection import segments, select
+from specprefill_jax.selection import fixed, segments, select
 from specprefill_jax.settings import Settings
 
 Progress = Callable[[str, int, int], None]
@@ -39,10 +38,11 @@ class Seen:
     pinned: Bool[np.ndarray, "M"]
     borders: Int8[np.ndarray, "M"]
 
-    @cached_property
-    def edges(self) -> Int[np.ndarray, "E"]:
-        """Edges of chunks that follow the text."""
-        return segments(self.borders, Settings().chunk)
+    def edges(self, settings: Settings) -> Int[np.ndarray, "E"]:
+        """Edges of the chunks that settings ask for."""
+        if settings.chunking == "text":
+            return segments(self.borders, settings.chunk)
+        return fixed(self.borders.size, settings.chunk)
 
 
 def see(engine: Engine, plan: Plan, lookahead: int, progress: Progress) -> Iterator[Seen]:
@@ -66,7 +66,7 @@ def see(engine: Engine, plan: Plan, lookahead: int, progress: Progress) -> Itera
                 chat, vocabulary, task.messages, settings, prefix=task.prefix, variables=VARIABLES
             )
             yield Seen(
-                rows=engine.rows(encoded.tokens, lookahead),
+                rows=Rows(*map(np.array, engine.rows(encoded.tokens, lookahead))),  # not the whole cache's
                 needed=needed_tokens(chat, task),
                 pinned=encoded.pinned,
                 borders=chat.borders(encoded.tokens),
@@ -90,7 +90,7 @@ def whole_by(
     Raises:
         ScoresUnusable: it is not finite or ranks nothing.
     """
-    edges = seen.edges if settings.chunking == "text" else None
+    edges = seen.edges(settings)
     whole: list[bool] = []
     for keep in keeps:
         try:

@@ -185,7 +185,10 @@ def _quote(random: Random, wanted: Wanted) -> Task:
 def _secret(random: Random, wanted: Wanted) -> Task:
     word = make_value(random, random.choice(sorted(wanted.values)))
     said = f"The secret word is {word}."
-    facts = [stated(random, fact, wanted.filler) for fact in _facts(random, FACTS, wanted.values)]
+    others = _facts(random, FACTS, wanted.values)
+    while any(word in fact.value for fact in others):  # also as a part of it
+        others = _facts(random, FACTS, wanted.values)
+    facts = [stated(random, fact, wanted.filler) for fact in others]
     room = dataclasses.replace(wanted, tokens=wanted.tokens - wanted.count(said), depth=random.random())
     turn = ("What is the secret word?", "The secret word is", word)
     task = _about(random, room, "secret", facts, turn)

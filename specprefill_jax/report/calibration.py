@@ -56,7 +56,8 @@ def _verdict(found: Found) -> list[Text]:
     interval = f"{calibration.retention:.1%} ({100 * calibration.lower:.1f} to {100 * calibration.upper:.1f})"
     lines = [
         Text(f"chosen: {settings}"),
-        Text(f"which keeps whole {interval}; wanted were {calibration.wanted:.0%}"),
+        Text(f"the heads that count lie in the first {calibration.depth} of the draft's attention layers"),
+        Text(f"which keeps whole {interval}; wanted were {calibration.wanted:.1%}"),
     ]
     if calibration.reached:
         return lines

@@ -13,7 +13,7 @@ AUTO = Settings(break_even=False, max_tokens=1)
 
 
 def calibration(retention: float = 0.97, **chosen: object) -> Calibration:
-    return Calibration("", chosen, 0.95, retention, 0.9, 0.99, 100, plain=0.8, depth=2, seed=0)
+    return Calibration("", chosen, 0.95, retention, retention - 0.02, retention + 0.02, 100, depth=2, seed=0)
 
 
 def read(fake: Fake, settings: Settings = AUTO) -> str:

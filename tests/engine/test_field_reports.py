@@ -383,7 +383,7 @@ def nothing_read(attended: list[int]) -> np.ndarray:
     return np.full(len(attended), 0.25, np.float32)
 
 
-POOR = Calibration("", {}, 0.95, 0.61, 0.5, 0.7, 100, plain=0.6, depth=2, seed=0)
+POOR = Calibration("", {}, 0.95, 0.61, 0.5, 0.7, 100, depth=2, seed=0)
 
 
 def test_every_status_has_a_reason():

@@ -18,6 +18,7 @@ from specprefill_jax.quality.calibration import (
     calibration_plan,
     check_wanted,
     choose,
+    halves,
     retention,
     written,
 )
@@ -139,10 +140,54 @@ def test_more_queries_than_the_draft_returns_are_not_tried():
     assert chosen.queries == 1
 
 
-def test_edges_follow_the_text():
-    rows = np.zeros((1, 1, 640), np.float32)
-    one = seen(rows, 1)
-    np.testing.assert_array_equal(one.edges, segments(one.borders, 32))
+@pytest.mark.parametrize("chunk", [32, 64])
+def test_chunks_are_those_that_the_settings_ask_for(chunk: int):
+    one = seen(np.zeros((1, 1, 640), np.float32), 1)
+    by_text = dataclasses.replace(CHEAP, chunk=chunk, chunking="text")
+    np.testing.assert_array_equal(one.edges(by_text), segments(one.borders, chunk))
+    np.testing.assert_array_equal(
+        one.edges(dataclasses.replace(by_text, chunking="fixed")), np.arange(0, 641, chunk)
+    )
+
+
+TWO_AXES = (({"sinks": 0}, {"sinks": 4}), ({"per_head": "raw"}, {"per_head": "peak"}))
+
+
+def test_what_a_later_choice_makes_needless_goes_back(monkeypatch: pytest.MonkeyPatch):
+    """At first sinks help; with the head that is then chosen they do not."""
+    monkeypatch.setattr(
+        module, "AXES", (({"sinks": 0}, {"sinks": 4}), ({"per_head": "raw"}, {"per_head": "peak"}))
+    )
+
+    def worth(_: object, settings: Settings) -> float:
+        return 0.9 if settings.per_head == "peak" else 0.5 if settings.sinks else 0.1
+
+    monkeypatch.setattr(module, "mean_retention", worth)
+    none = seen(np.zeros((1, 1, 640), np.float32), 1)
+    chosen = choose([none] * 20, [(Head(0, 0), 1.0)], rows=8, progress=lambda *_: None)
+    assert (chosen.per_head, chosen.sinks) == ("peak", 0)
+
+
+def test_a_group_is_tried_again_after_another_changed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        module, "AXES", (({"sinks": 0}, {"sinks": 4}), ({"per_head": "raw"}, {"per_head": "peak"}))
+    )
+
+    def worth(_: object, settings: Settings) -> float:
+        if settings.per_head == "raw":
+            return 0.5 - settings.sinks / 100
+        return 0.6 + settings.sinks / 100
+
+    monkeypatch.setattr(module, "mean_retention", worth)
+    none = seen(np.zeros((1, 1, 640), np.float32), 1)
+    chosen = choose([none] * 20, [(Head(0, 0), 1.0)], rows=8, progress=lambda *_: None)
+    assert (chosen.per_head, chosen.sinks) == ("peak", 4)
+
+
+def test_both_halves_have_prompts_of_every_cell():
+    prompts = [seen(np.zeros((1, 1, 640), np.float32), cell) for _ in range(4) for cell in range(6)]
+    for half in halves(prompts, 6):
+        assert sorted(int(one.needed[0]) for one in half) == sorted([*range(6)] * 2)
 
 
 # --- bad input

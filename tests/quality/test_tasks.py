@@ -1,9 +1,11 @@
 """Prompts of every suite: what they say, how long they are, and what of them must be kept."""
 
+import dataclasses
 import json
 import re
 import sys
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -151,8 +153,31 @@ def test_prompts_of_an_evaluation_are_independent_of_other_cells_and_counts():
     task = task_of(CHAT, PLAN, cell, 2)
     assert task == task_of(CHAT, plan(0.5, count=7, lengths=(400, 800)), cell, 2)
     assert task.depth == 0.25
-    others = (Cell("facts", "code", 400), Cell("needle", "prose", 400), Cell("needle", "code", 410))
-    assert len({task.answer, *(task_of(CHAT, PLAN, other, 2).answer for other in others)}) > 1
+
+
+def test_each_prompt_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    seeds: list[str] = []
+    made = make("needle")
+
+    def note(suite: str, wanted: Wanted, seed: str, measure: object) -> Task:
+        seeds.append(seed)
+        return made
+
+    monkeypatch.setattr("specprefill_jax.quality.evaluation.make_task", note)
+    cells = [Cell(s, f, n) for s in ("needle", "facts") for f in ("code", "prose") for n in (400, 410)]
+    changes: tuple[dict[str, Any], ...] = ({}, {"seed": PLAN.seed + 1}, {"purpose": "calibrate"})
+    for change in changes:
+        for cell in cells:
+            for index in range(2):
+                task_of(CHAT, dataclasses.replace(PLAN, **change), cell, index)
+    assert len(set(seeds)) == len(seeds) == len(changes) * len(cells) * 2
+
+
+def test_no_fact_of_a_document_has_the_secret_word_as_its_value():
+    for index in range(60):
+        task = make("secret", seed=f"x/{index}")
+        document = str(task.messages[1]["content"])
+        assert f" {task.answer}." not in document, index  # so a statement would end
 
 
 def test_a_line_is_split_into_its_first_words_and_the_rest():

@@ -18,7 +18,6 @@ CALIBRATION = Calibration(
     lower=0.886,
     upper=0.991,
     prompts=60,
-    plain=0.8,
     depth=2,
     seed=0,
 )
@@ -41,7 +40,7 @@ def test_it_fits_a_terminal_and_has_every_number():
     assert "0.05 90% 80% 78%" in lines
     assert "0.1 97% 93% 82%" in lines
     assert "chosen: heads=0.1,1.2, keep=0.15" in lines
-    assert "which keeps whole 96.7% (88.6 to 99.1); wanted were 95%" in lines
+    assert "which keeps whole 96.7% (88.6 to 99.1); wanted were 95.0%" in lines
 
 
 def test_of_many_heads_the_best_are_shown_and_the_others_counted():
@@ -52,7 +51,9 @@ def test_of_many_heads_the_best_are_shown_and_the_others_counted():
 
 
 def test_a_draft_that_falls_short_is_told_what_follows():
-    short = dataclasses.replace(FOUND, calibration=dataclasses.replace(CALIBRATION, retention=0.61))
+    short = dataclasses.replace(
+        FOUND, calibration=dataclasses.replace(CALIBRATION, retention=0.61, upper=0.7)
+    )
     text = " ".join(printed(short))
     assert "skipped_calibration" in text
     assert "--retention" in text
