@@ -154,12 +154,12 @@ def bounds(seen: Seen, number: int, settings: Settings) -> Iterator[tuple[str, F
 def table(rows: Sequence[Row], plain: Row, keep: float) -> Table:
     made = Table(title=f"keep {keep:g}: facts kept whole, %", box=box.MARKDOWN, title_justify="left")
     made.add_column("scorer")
-    for heading in (*CHUNKINGS, "fixed, minus raw max"):
+    for heading in (*CHUNKINGS, f"text, minus {PLAIN}"):
         made.add_column(heading, justify="right")
     for row in rows:
         shares = [f"{row.share(chunking, keep):.1%}".rstrip("%") for chunking in CHUNKINGS]
-        value, low, high = (100 * each for each in row.minus(plain, "fixed", keep))
-        made.add_row(row.name, *shares, "" if row is plain else f"{value:+.1f} ({low:+.1f} to {high:+.1f})")
+        value, low, high = (100 * each for each in row.minus(plain, "text", keep))
+        made.add_row(row.name, *shares, f"{value:+.1f} ({low:+.1f} to {high:+.1f})")
     return made
 
 

@@ -57,10 +57,11 @@ def test_the_table_has_shares_and_the_paired_difference_from_the_plain_rule():
     plain = row(PLAIN, [True, False, False, False], [True, True, False, False])
     other = row("default", [True, True, False, True], [True] * 4)
     found = cells(scorer_table([plain, other], plain, 0.1))
-    assert found[0] == ["scorer", *CHUNKINGS, "fixed, minus raw max"]
-    assert found[2] == [PLAIN, "25.0", "25.0", "50.0", "50.0", ""]
+    assert found[0] == ["scorer", *CHUNKINGS, "text, minus raw max"]
+    assert found[2][:5] == [PLAIN, "25.0", "25.0", "50.0", "50.0"]
+    assert found[2][5].startswith("+25.0 (")
     assert found[3][:5] == ["default", "75.0", "75.0", "100.0", "100.0"]
-    assert found[3][5].startswith("+50.0 (")
+    assert found[3][5].startswith("+75.0 (")
 
 
 # --- gaps

@@ -72,7 +72,7 @@ def test_a_fact_in_the_middle_of_a_long_document_is_found_sparsely(engine: Engin
     result = engine.generate(MIDDLE["prompt"], dataclasses.replace(SPARSE, max_tokens=8), raw=True)
     first, end = MIDDLE["fact_span"]
     assert result.timings.status == "active"
-    assert result.text.split()[0] == "Golaga."
+    assert result.text.split()[0].rstrip(".") == "Golaga"
     assert result.kept.size <= 0.45 * MIDDLE["tokens"]
     assert set(range(first, end)) <= set(result.kept.tolist())
 
@@ -125,7 +125,7 @@ def test_slots_in_place_of_the_true_positions_give_another_answer(engine: Engine
     kept = engine.generate(tokens, SPARSE).kept
     true = engine.answer_from(tokens, kept, SPARSE)
     slots = engine.answer_from(tokens, kept, SPARSE, positions=np.arange(kept.size, dtype=np.int32))
-    assert scaled_difference(slots.logits, true.logits) > 0.05
+    assert scaled_difference(slots.logits, true.logits) > 100 * SPLIT_TOLERANCE
 
 
 def test_the_same_prompt_is_scored_the_same_bit_for_bit(engine: Engine):
@@ -338,7 +338,7 @@ def test_run_without_an_artifact_uses_the_compiled_demo_pair(
     assert main(["run", "--device", "cpu-portable", *arguments_of_the_example()]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["timings"]["specprefill"] == "active"
-    assert document["text"].startswith(" Golaga.")
+    assert document["text"].startswith(" Golaga")
     assert document["usage"]["prompt_tokens"] == MIDDLE["tokens"]
 
 
@@ -369,5 +369,5 @@ def test_run_answers_on_a_compiled_artifact_where_neither_jax_nor_a_compiler_is_
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)["text"].startswith(" Golaga.")
+    assert json.loads(ran.stdout)["text"].startswith(" Golaga")
     assert ran.stderr == ""
