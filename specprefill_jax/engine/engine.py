@@ -230,6 +230,7 @@ class Engine:
         if self.draft is None:
             raise ArtifactError(f"only a draft scores, and {self.no_draft}")
         request = self._request(prompt, settings, Watcher(watch), self._caches(), options)
+        settings = request.settings  # with what was calibrated, as an answer takes it
         bounds_of(request.size, settings, request.pinned, edges=request.edges)
         reading, _ = self._planner.score(request)
         request.clock.enter("select")

@@ -68,6 +68,14 @@ def test_scores_are_calibrated_too():
     assert scored.importance.argmax() in range(124, 137)
 
 
+def test_what_scores_say_would_be_kept_is_what_an_answer_keeps():
+    calibrated = make(calibration=calibration(keep=0.15, halo=True, normalizer="zscore", chunk=16)).engine
+    scored = calibrated.score(prompt(320, needle_at=130), AUTO)
+    kept = calibrated.generate(prompt(320, needle_at=130), AUTO).kept
+    assert (scored.selection.kept.tolist(), scored.chunk) == (kept.tolist(), 16)
+    assert 32 < kept.size <= 48
+
+
 def test_a_calibration_of_settings_that_are_none_is_ignored_aloud(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         assert module._usable(calibration(pool=12)) is None
