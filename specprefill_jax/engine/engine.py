@@ -437,8 +437,8 @@ def _usable(calibration: Calibration | None) -> Calibration | None:
 def _unfit(calibration: Calibration) -> str:
     """Why a draft that does not keep what was wanted is not asked."""
     return (
-        f"calibration found that {calibration.retention:.0%} of the facts asked for are kept whole, where "
-        f"{calibration.wanted:.0%} were wanted; mode sparse or calibration=off run the draft all the same"
+        f"calibration found that {calibration.retention:.1%} of the facts asked for are kept whole, where "
+        f"{calibration.wanted:.1%} were wanted; mode sparse or calibration=off run the draft all the same"
     )
 
 
