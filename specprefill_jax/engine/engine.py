@@ -32,7 +32,7 @@ from specprefill_jax.policy import Decision, Status, plan_memory, require_memory
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.target import check_proof, check_target, check_versions, open_device_for
 from specprefill_jax.runtime.tune import measured_device
-from specprefill_jax.scoring import Rows
+from specprefill_jax.scoring import Rows, Scorer, check_scorer
 from specprefill_jax.selection import bounds_of, select
 from specprefill_jax.settings import SMALLEST_WINDOW, Settings
 
@@ -154,7 +154,7 @@ class Engine:
                 no_draft = f"the draft could not be loaded: {error}"
                 logger.warning("every prompt will be read whole: %s", no_draft)
         times = read_rates(artifact.directory, manifest, measured_device(opened))
-        calibration = _usable(read_calibration(artifact.directory, manifest))
+        calibration = _usable(read_calibration(artifact.directory, manifest), draft)
         target = program("target")
         return cls(artifact, chat, draft, target, times, no_draft=no_draft, calibration=calibration)
 
@@ -423,11 +423,19 @@ class Engine:
         return logits, reused
 
 
-def _usable(calibration: Calibration | None) -> Calibration | None:
-    """A calibration whose settings are settings of this version; said in the log if it is none."""
+def _usable(calibration: Calibration | None, draft: Program | None) -> Calibration | None:
+    """A calibration whose settings this version has and the draft can do; said in the log if it is none."""
     try:
         if calibration is not None:
-            _DEFAULTS.with_defaults(calibration.settings)
+            settings = _DEFAULTS.with_defaults(calibration.settings)
+            if draft is not None:
+                model = draft.model
+                check_scorer(
+                    Scorer.of(settings),
+                    layers=model.attention_layers,
+                    heads=model.query_heads,
+                    rows=model.rows,
+                )
     except SettingError as error:
         logger.warning("the calibration is ignored; `specprefill calibrate` calibrates again. %s", error)
         return None

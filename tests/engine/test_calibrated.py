@@ -76,9 +76,24 @@ def test_what_scores_say_would_be_kept_is_what_an_answer_keeps():
     assert 32 < kept.size <= 48
 
 
-def test_a_calibration_of_settings_that_are_none_is_ignored_aloud(caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"pool": 12}, "pool=12"),
+        ({"heads": ["9.9"]}, "heads=9.9: the draft has 2"),
+        ({"queries": 9}, "queries=9"),
+    ],
+)
+def test_a_calibration_that_the_engine_or_the_draft_cannot_follow_is_ignored_aloud(
+    chosen: dict[str, object], said: str, caplog: pytest.LogCaptureFixture
+):
     with caplog.at_level(logging.WARNING):
-        assert module._usable(calibration(pool=12)) is None
-    assert "pool=12" in caplog.text
-    assert module._usable(calibration(pool=11)) == calibration(pool=11)
-    assert module._usable(None) is None
+        assert module._usable(calibration(**chosen), make().draft) is None
+    assert said in caplog.text
+    assert "`specprefill calibrate` calibrates again" in caplog.text
+
+
+def test_a_calibration_that_can_be_followed_is_used():
+    good = calibration(pool=11, heads=["1.2"], queries=2)
+    assert module._usable(good, make().draft) == module._usable(good, None) == good
+    assert module._usable(None, make().draft) is None
