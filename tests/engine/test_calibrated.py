@@ -1,13 +1,17 @@
 """What a calibration changes: the settings that are not given, and whether the draft is asked at all."""
 
+import dataclasses
 import logging
 
 import pytest
 
 from specprefill_jax.artifact.calibration import Calibration
-from specprefill_jax.engine import engine as module
+from specprefill_jax.artifact.verify import Artifact
+from specprefill_jax.engine import Engine
+from specprefill_jax.policy import plan_memory, usable
 from specprefill_jax.settings import Head, Settings
-from tests.engine.fake import Fake, make, prompt
+from tests.engine.fake import CHAT, DEMO, Fake, make, prompt
+from tests.policy.pair import make_manifest
 
 AUTO = Settings(break_even=False, max_tokens=1)
 
@@ -62,6 +66,29 @@ def test_it_is_run_all_the_same_where_that_is_asked_for(settings: Settings):
     assert read(make(calibration=calibration(retention=0.61)), settings) == "active"
 
 
+@pytest.mark.parametrize(
+    ("size", "status"), [(4095, "skipped_calibration"), (4096, "active"), (6000, "active")]
+)
+def test_it_is_run_where_the_target_cannot_hold_the_whole_prompt(size: int, status: str):
+    fake = make(calibration=calibration(retention=0.61), draft_capacity=8192, target_capacity=4096)
+    result = fake.engine.generate(prompt(size, needle_at=130), AUTO)
+    assert result.timings.status == status
+    assert result.kept.size == size if status == "skipped_calibration" else result.kept.size <= 2000
+
+
+def test_it_is_run_where_the_memory_allowed_does_not_hold_the_whole_prompt():
+    fake, manifest = make(draft_capacity=32768, target_capacity=32768), make_manifest()
+    found = calibration(retention=0.61)
+    engine = Engine(Artifact(DEMO, manifest), CHAT, fake.draft, fake.target, calibration=found)
+    sparse, _, dense = plan_memory(manifest, 20_000, AUTO).ways
+    tokens = prompt(20_000, needle_at=130)
+    tight = engine.generate(tokens, dataclasses.replace(AUTO, memory=dense.total - 1))
+    assert (tight.timings.status, tight.timings.scoring) == ("active", "continuous")
+    assert sparse.total < dense.total
+    whole = engine.generate(tokens, dataclasses.replace(AUTO, memory=dense.total))
+    assert (whole.timings.status, whole.kept.size) == ("skipped_calibration", 20_000)
+
+
 def test_scores_are_calibrated_too():
     calibrated = make(calibration=calibration(heads=["0.0"], lookahead=0)).engine
     scored = calibrated.score(prompt(320, needle_at=130), Settings(heads=(Head(1, 2),)))
@@ -88,12 +115,12 @@ def test_a_calibration_that_the_engine_or_the_draft_cannot_follow_is_ignored_alo
     chosen: dict[str, object], said: str, caplog: pytest.LogCaptureFixture
 ):
     with caplog.at_level(logging.WARNING):
-        assert module._usable(calibration(**chosen), make().draft) is None
+        assert usable(calibration(**chosen), make().draft.model) is None
     assert said in caplog.text
     assert "`specprefill calibrate` calibrates again" in caplog.text
 
 
 def test_a_calibration_that_can_be_followed_is_used():
     good = calibration(pool=11, heads=["1.2"], queries=2)
-    assert module._usable(good, make().draft) == module._usable(good, None) == good
-    assert module._usable(None, make().draft) is None
+    assert usable(good, make().draft.model) == usable(good, None) == good
+    assert usable(None, make().draft.model) is None
