@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,11 @@ def test_it_is_run_where_the_memory_allowed_does_not_hold_the_whole_prompt():
     assert sparse.total < dense.total
     whole = engine.generate(tokens, dataclasses.replace(AUTO, memory=dense.total))
     assert (whole.timings.status, whole.kept.size) == ("skipped_calibration", 20_000)
+    short = dataclasses.replace(AUTO, minimum_tokens=0)
+    sparse, dense = plan_memory(manifest, 900, short).ways
+    assert dense.total < sparse.total
+    least = engine.generate(prompt(900), dataclasses.replace(short, memory=dense.total))
+    assert least.timings.status == "skipped_calibration", "not a draft that found no room"
 
 
 def test_scores_are_calibrated_too():
@@ -112,7 +118,7 @@ def test_what_scores_say_would_be_kept_is_what_an_answer_keeps():
     ],
 )
 def test_a_calibration_that_the_engine_or_the_draft_cannot_follow_is_ignored_aloud(
-    chosen: dict[str, object], said: str, caplog: pytest.LogCaptureFixture
+    chosen: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ):
     with caplog.at_level(logging.WARNING):
         assert usable(calibration(**chosen), make().draft.model) is None
