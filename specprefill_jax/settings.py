@@ -154,15 +154,20 @@ def _roles() -> Kind:
 def _heads() -> Kind:
     written = re.compile(r"(\d+)\.(\d+)")
 
-    def read(raw: Any) -> tuple[Head, ...] | None:
-        each = [part.strip() for part in raw.split(",")] if isinstance(raw, str) else list(raw or ())
-        if each in ([], ["all"]):
-            return None
-        found = [written.fullmatch(part) if isinstance(part, str) else part for part in each]
-        heads = {Head(*map(int, f.groups() if isinstance(f, re.Match) else f)) for f in found}  # type: ignore
-        if min(map(min, heads)) < 0:
+    def head(part: Any) -> Head:
+        found = written.fullmatch(part.strip()) if isinstance(part, str) else None
+        if not found and not isinstance(part, list | tuple):
             raise ValueError
-        return tuple(sorted(heads))
+        pair: Any = tuple(map(int, found.groups())) if found else part
+        if any(type(number) is not int or number < 0 for number in pair):  # a bool is an int as well
+            raise ValueError
+        return Head(*pair)  # or TypeError, where there are not two
+
+    def read(raw: Any) -> tuple[Head, ...] | None:
+        if not isinstance(raw, str | list | tuple | None):
+            raise ValueError
+        each = [part.strip() for part in raw.split(",")] if isinstance(raw, str) else list(raw or ())
+        return None if each in ([], ["all"]) else tuple(sorted(set(map(head, each))))
 
     return Kind(read, "heads like 2.0,5.3 (attention layer 2, head 0, ..; from 0), or all")
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +18,66 @@ from specprefill_jax.errors import (
     NotFiniteOutput,
 )
 from specprefill_jax.pins import Pins
+from specprefill_jax.runtime.program import Prefilled
 from specprefill_jax.runtime.state import State
 from specprefill_jax.session import Session, Sessions
 from specprefill_jax.settings import Settings
-from tests.engine.fake import from_everything, make, prompt
+from tests.engine.fake import Fake, from_everything, make, prompt
 from tests.turns import DENSE, FIRST, SPARSE, follow_up, fresh_answer, next_turn, read
 
 # --- what is read again
+
+
+def asking_eight(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """A draft whose tokens before the last one find another needle than the last, each less strongly."""
+    fake = make()
+    real = fake.draft.prefill
+
+    def prefill(*given: Any, **more: Any) -> Prefilled:
+        found = real(*given, **more)
+        if found.rows is not None:
+            found.rows[:-1, 1, 2, 200] = 0.1
+            found.rows[-1, 1, 2, 400] = 0.5
+        return found
+
+    monkeypatch.setattr(fake.draft, "prefill", prefill)
+    return fake
+
+
+EIGHT = Settings(
+    mode="sparse", max_tokens=3, keep=0.1, queries=8, chunking="fixed", boost_last_n=0, pin_roles=()
+)
+LONG: list[dict[str, str]] = [
+    {"role": "user", "content": " ".join(f"word{number}" for number in range(120))},
+]
+
+
+@pytest.mark.parametrize("before", [None, 1], ids=["at once", "after a turn that asked one"])
+def test_a_conversation_asks_as_many_of_the_last_tokens_as_a_single_request(
+    before: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    fake = asking_eight(monkeypatch)
+    session = Session(fake.engine)
+    if before is not None:
+        session.generate(LONG, dataclasses.replace(EIGHT, queries=before))
+    fresh = asking_eight(monkeypatch).engine
+    turn = session.generate(LONG, dataclasses.replace(EIGHT, history="rescore"))
+    assert turn.kept.tolist() == fresh.generate(LONG, EIGHT).kept.tolist()
+    assert 223 in turn.kept.tolist(), (
+        "0.7 of seven queries, and 0.5 of the last; the opening of the answer has but two and the last"
+    )
+
+
+def test_asking_more_of_the_last_tokens_costs_the_next_turn_no_more_than_these(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    fake = asking_eight(monkeypatch)
+    session = Session(fake.engine)
+    first = session.generate(LONG, EIGHT)
+    more = [*LONG, {"role": "assistant", "content": "No."}, {"role": "user", "content": "Why? " * 40}]
+    tokens = fake.engine.encode(more)
+    second = session.generate(more, EIGHT)
+    assert second.timings.draft_read <= tokens.size - first.timings.prompt + 8
 
 
 def test_a_second_turn_reads_the_answer_and_the_new_tokens_only():

@@ -33,6 +33,17 @@ GUIDE_DEFAULTS = {
 SIZES = "a size above 0: bytes, or like 16G (16 * 1000^3 bytes), 11.5GiB (11.5 * 1024^3) or 800M"
 BAD_SIZES = ("0", "0.5", "-1", "16X", "16iB", "G", "1e9", "16 G B", "1,5G", 1.5e9, True, [16])
 
+HEADS = "heads like 2.0,5.3 (attention layer 2, head 0, ..; from 0), or all"
+BAD_HEADS = (0, 7, False, True, 1.2, {}, {"0": "1"}, "7", "0.1,", "-1.2", "", [""], [7], [None], [[0, 1, 2]])
+BAD_HEADS += (
+    [[0.7, 1.2]],
+    [[True, 1]],
+    [[-1, 2]],
+    ["0.1", [0]],
+    [["0", "1"]],
+    ["all", "0.1"],
+    [{0: 1, 2: 3}],
+)
 
 ROLES_ALLOWED = "names separated by commas, of system, tools, last_user, user, assistant, tool; or none"
 
@@ -195,6 +206,7 @@ def test_by_default_system_tools_and_the_last_user_message_are_pinned_and_tools_
         ("pin_roles", "system user", f"pin_roles must be {ROLES_ALLOWED}"),
         ("pin_roles", ["system", 1], f"pin_roles must be {ROLES_ALLOWED}"),
         ("pin_roles", 1, f"pin_roles must be {ROLES_ALLOWED}"),
+        *(("heads", value, f"heads must be {HEADS}") for value in BAD_HEADS),
         *(("memory", value, f"memory must be {SIZES}") for value in BAD_SIZES),
         ("seed", "x", "seed must be a whole number, 0 or more"),
         ("max_tokens", "0", "max_tokens must be a whole number, 1 or more"),

@@ -85,7 +85,12 @@ def read_settings(options: argparse.Namespace) -> Settings:
     settings = Settings.resolve(flags, os.environ, options.settings)
     dense = "mode" in vars(options) and settings.mode == "dense"  # a verb without modes always runs the draft
     for names, idle, reason in (
-        (SCORING + SCORER + SELECTING, dense, "in mode dense, where the draft is not run"),
+        (
+            (*SCORING, *SCORER, *SELECTING, "calibration"),
+            dense,
+            "in mode dense, where the draft is not run",
+        ),
+        (("pooling",), settings.pool <= 1, f"with pool={settings.pool}, where nothing is pooled"),
         (AUTO, settings.mode != "auto", f"in mode {settings.mode}, which has no thresholds"),
         (("cumulative_mass",), settings.selection == "chunk", "when a fixed fraction is kept"),
         (("keep",), settings.selection == "mass" and settings.keep_fraction < 1, "when selection is by mass"),

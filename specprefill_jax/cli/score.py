@@ -30,7 +30,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     output.add_argument("--json", action="store_true", help="print positions and scores as JSON")
     output.add_argument("--html", type=Path, metavar="FILE", help="write a heat map to FILE")
     parser.add_argument("-v", "--verbose", action="store_true", help="phases on standard error")
-    options.add_knobs(parser, "how the draft scores tokens", options.SCORING)
+    options.add_knobs(parser, "how the draft scores tokens", (*options.SCORING, "calibration"))
     options.add_knobs(parser, "what its attention heads say together", options.SCORER)
     options.add_knobs(parser, "what is kept", options.SELECTING)
     parser.set_defaults(verb=run)

@@ -27,8 +27,8 @@ from specprefill_jax.engine.reading import Reader
 from specprefill_jax.engine.request import Request
 from specprefill_jax.engine.track import Track
 from specprefill_jax.engine.values import Plan, Prompt, Result, Scored
-from specprefill_jax.errors import ArtifactError, DeviceFailed, FileMissing, NotFiniteOutput, SettingError
-from specprefill_jax.policy import Decision, Status, plan_memory, require_memory
+from specprefill_jax.errors import ArtifactError, DeviceFailed, FileMissing, NotFiniteOutput
+from specprefill_jax.policy import Decision, MemoryPlan, Status, plan_memory, require_memory, unfit, usable
 from specprefill_jax.runtime.program import Program
 from specprefill_jax.runtime.target import check_proof, check_target, check_versions, open_device_for
 from specprefill_jax.runtime.tune import measured_device
@@ -90,7 +90,7 @@ class Engine:
             largest=target.largest_capacity,
             gauge=self._gauge,
             no_draft=no_draft,
-            unfit="" if calibration is None or calibration.reached else _unfit(calibration),
+            unfit=unfit(calibration),
         )
 
     @classmethod
@@ -154,7 +154,7 @@ class Engine:
                 no_draft = f"the draft could not be loaded: {error}"
                 logger.warning("every prompt will be read whole: %s", no_draft)
         times = read_rates(artifact.directory, manifest, measured_device(opened))
-        calibration = _usable(read_calibration(artifact.directory, manifest))
+        calibration = usable(read_calibration(artifact.directory, manifest), manifest.models.get("draft"))
         target = program("target")
         return cls(artifact, chat, draft, target, times, no_draft=no_draft, calibration=calibration)
 
@@ -230,6 +230,7 @@ class Engine:
         if self.draft is None:
             raise ArtifactError(f"only a draft scores, and {self.no_draft}")
         request = self._request(prompt, settings, Watcher(watch), self._caches(), options)
+        settings = request.settings  # with what was calibrated, as an answer takes it
         bounds_of(request.size, settings, request.pinned, edges=request.edges)
         reading, _ = self._planner.score(request)
         request.clock.enter("select")
@@ -372,10 +373,10 @@ class Engine:
         """
         if settings.memory is None or self.draft is None:
             return settings, None
-        plan = plan_memory(self.artifact.manifest, tokens, settings)
+        plan = self._memory_plan(tokens, settings)
         way = require_memory(plan, settings.memory)
         if plan.ways[-1].total > settings.memory:  # dense does not fit, so there is nothing to weigh
-            settings = dataclasses.replace(settings, break_even=False)
+            settings = dataclasses.replace(settings, break_even=False, calibration=False)
         if way.window is not None:
             window = way.window if way.window >= SMALLEST_WINDOW else 0
             return dataclasses.replace(settings, window=window), None
@@ -393,10 +394,13 @@ class Engine:
         settings = request.settings
         if settings.memory is None or self.draft is None:
             return
-        planned = plan_memory(self.artifact.manifest, request.size, settings)
+        planned = self._memory_plan(request.size, settings)
         if plan.kept.size > planned.ways[0].kept:
             dense = dataclasses.replace(settings, mode="dense")
-            require_memory(plan_memory(self.artifact.manifest, request.size, dense), settings.memory)
+            require_memory(self._memory_plan(request.size, dense), settings.memory)
+
+    def _memory_plan(self, tokens: int, settings: Settings) -> MemoryPlan:
+        return plan_memory(self.artifact.manifest, tokens, settings, unfit=unfit(self.calibration))
 
     def _answer(self, request: Request, *, show_control: bool) -> Iterator[str | Result]:
         """Plans, reads and writes; where the kept tokens lead to no numbers, all of them are read instead."""
@@ -420,25 +424,6 @@ class Engine:
         took = request.clock.phases["target_prefill"]
         self._gauge.prefilled(target, slots, plan.kept.size - slots, request.settings.max_tokens, took)
         return logits, reused
-
-
-def _usable(calibration: Calibration | None) -> Calibration | None:
-    """A calibration whose settings are settings of this version; said in the log if it is none."""
-    try:
-        if calibration is not None:
-            _DEFAULTS.with_defaults(calibration.settings)
-    except SettingError as error:
-        logger.warning("the calibration is ignored; `specprefill calibrate` calibrates again. %s", error)
-        return None
-    return calibration
-
-
-def _unfit(calibration: Calibration) -> str:
-    """Why a draft that does not keep what was wanted is not asked."""
-    return (
-        f"calibration found that {calibration.retention:.0%} of the facts asked for are kept whole, where "
-        f"{calibration.wanted:.0%} were wanted; mode sparse or calibration=off run the draft all the same"
-    )
 
 
 def last(answer: Iterator[str | Result]) -> Result:

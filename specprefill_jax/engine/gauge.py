@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from specprefill_jax.artifact.manifest import Model
 from specprefill_jax.artifact.rates import EntryTimes
 from specprefill_jax.engine.forecast import scoring_ms
-from specprefill_jax.engine.reading import reads_in_one_pass
+from specprefill_jax.engine.reading import reading_place, reads_in_one_pass
 from specprefill_jax.engine.request import Request
 from specprefill_jax.engine.track import BEGINNING, Track
 from specprefill_jax.policy import (
@@ -67,7 +67,7 @@ class Gauge:
         """Tokens that the draft has still to read, and what the measured entries say that will take."""
         settings, program, times = request.settings, draft.program, self._times.get("draft")
         one_pass = reads_in_one_pass(program, request.size, settings)
-        place = next(draft.places(request.tokens, request.size - 1)) if one_pass else BEGINNING
+        place = reading_place(draft, request.tokens, settings) if one_pass else BEGINNING
         left = request.size - place.prompt
         if times is None:
             return left, None

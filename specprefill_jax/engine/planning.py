@@ -42,7 +42,8 @@ class Planner:
         largest: Slots of the target's largest cache.
         gauge: Knows whether the draft will pay.
         no_draft: Why there is no draft, where there is none.
-        unfit: Why the draft is no guide to what matters; "": nothing speaks against it.
+        unfit: Why the draft is no guide to what matters, and not asked where the target can read all of a
+            prompt; "": nothing speaks against it.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class Planner:
         settings, draft = request.settings, request.caches.draft
         history = History(base.prompt, request.caches.target.kept[: base.slots])
         left = request.size - base.prompt
-        decision = decide(left, settings, self._minimum, guard=request.guard, unfit=self._unfit)
+        dense = history.kept.size + left + settings.max_tokens
+        unfit = self._unfit if dense <= self._largest else ""  # better sparse than no answer
+        decision = decide(left, settings, self._minimum, guard=request.guard, unfit=unfit)
         if decision.status is not None:
             return _dense(request, history, decision.status, decision.reason)
         if keeps_everything(left, settings):

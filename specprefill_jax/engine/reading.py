@@ -91,15 +91,16 @@ class Reader:
 
     def _in_one_pass(self, tokens: Int[np.ndarray, "M"]) -> Reading:
         size, lookahead = tokens.size, self._settings.lookahead
-        # The last token is read in any case: it is from its attention that the scores come.
-        place = next(self._track.places(tokens, size - 1))
-        before = place.prompt
+        place = reading_place(self._track, tokens, self._settings)
+        before, last = place.prompt, size - self._settings.queries
+        # A later stop would cut off some of the last tokens, so a place is left before them instead.
+        stops = sorted({stop if stop == size else min(stop, last) for stop in self._stops})
         scores = self._score(
             tokens,
             place,
             size + lookahead,
             lambda done: self._watcher("score", done, size - before),
-            stops=self._stops,
+            stops=stops,
         )
         return Reading(scores, "continuous", (Window(0, size, size),), size - before, lookahead)
 
@@ -183,6 +184,14 @@ class Reader:
 def reads_in_one_pass(draft: Program, tokens: int, settings: Settings) -> bool:
     """Whether a prompt is read in one pass: as the settings ask, and as the draft's largest cache allows."""
     return settings.scoring == "continuous" and tokens + settings.lookahead <= draft.largest_capacity
+
+
+def reading_place(track: Track, tokens: Int[np.ndarray, "M"], settings: Settings) -> Place:
+    """Where the draft goes on to read a prompt in one pass.
+
+    It reads the last `queries` tokens in any case, in one call: it is from their attention that scores come.
+    """
+    return next(track.places(tokens, tokens.size - settings.queries))
 
 
 def window_size(draft: Program, settings: Settings) -> int:

@@ -1,5 +1,6 @@
 """Policy: whether the draft is worth running, what memory that takes, and the status. Knows no device."""
 
+from specprefill_jax.policy.calibrated import unfit, usable
 from specprefill_jax.policy.decision import Decision, Status, decide
 from specprefill_jax.policy.memory import SNAPSHOTS, MemoryPlan, Way, plan_memory, require_memory
 from specprefill_jax.policy.pace import (
@@ -32,4 +33,6 @@ __all__ = [
     "guarded_roles",
     "plan_memory",
     "require_memory",
+    "unfit",
+    "usable",
 ]

@@ -155,12 +155,16 @@ class MemoryPlan:
         }
 
 
-def plan_memory(manifest: Manifest, tokens: int, settings: Settings) -> MemoryPlan:
+def plan_memory(manifest: Manifest, tokens: int, settings: Settings, *, unfit: str = "") -> MemoryPlan:
     """What it takes to answer a prompt of `tokens`: sparsely in one pass or by windows, or densely.
 
     Where one pass does not fit, windows that need a smaller cache may; smaller windows than the engine would
     take by itself are tried too, unless the settings name one. How many tokens will be kept is not known yet:
     the most that the settings allow are counted, as far as the largest cache goes.
+
+    Args:
+        unfit: Why the draft is no guide to what matters: it is not asked where the whole prompt fits the
+            target's largest cache and the setting `memory`. "": nothing speaks against it.
 
     Raises:
         EmptyPrompt: there are no tokens.
@@ -170,18 +174,23 @@ def plan_memory(manifest: Manifest, tokens: int, settings: Settings) -> MemoryPl
     if tokens < 1:
         raise EmptyPrompt(f"a prompt of {tokens} tokens has none; give at least one")
     draft, target = _model(manifest, "draft"), _model(manifest, "target")
-    decision = decide(tokens, settings, manifest.minimum_tokens)
-    sparse, reason = decision.run, decision.reason
-    if sparse and keeps_everything(tokens, settings):
-        sparse, reason = False, "the settings keep every token of this prompt"
     ways: list[Way] = []
     impossible: list[str] = []
     whole = tokens + settings.max_tokens
+    of_draft, of_target = _weights(manifest)
+    largest = target.capacities[-1]
+    dense = None
+    if whole <= largest:
+        share = _share(target, of_target, tokens, settings.max_tokens)
+        dense = Way("dense", None, tokens, Share(of_draft), share)
+    fits = dense is not None and (settings.memory is None or dense.total <= settings.memory)
+    decision = decide(tokens, settings, manifest.minimum_tokens, unfit=unfit if fits else "")
+    sparse, reason = decision.run, decision.reason
+    if sparse and keeps_everything(tokens, settings):
+        sparse, reason = False, "the settings keep every token of this prompt"
     if whole > target.positions:
         impossible.append(f"prompt and answer take {whole} positions, and the target has {target.positions}")
         return MemoryPlan(tokens, settings.max_tokens, reason, (), tuple(impossible))
-    of_draft, of_target = _weights(manifest)
-    largest = target.capacities[-1]
     fewest, most = fewest_kept(tokens, settings), min(token_budget(tokens, settings), tokens)
     if sparse and fewest + settings.max_tokens > largest:
         impossible.append(_too_few("sparse prefill", fewest + settings.max_tokens, "target", target))
@@ -193,11 +202,10 @@ def plan_memory(manifest: Manifest, tokens: int, settings: Settings) -> MemoryPl
             ways.append(Way(mode, window, kept, _share(draft, of_draft, read, settings.lookahead), share))
         if settings.scoring == "continuous" and ways[0].window is not None:
             impossible.append(_too_few("continuous scoring", tokens + settings.lookahead, "draft", draft))
-    if whole > largest:
+    if dense is None:
         impossible.append(_too_few("dense prefill", whole, "target", target))
     else:
-        share = _share(target, of_target, tokens, settings.max_tokens)
-        ways.append(Way("dense", None, tokens, Share(of_draft), share))
+        ways.append(dense)
     return MemoryPlan(tokens, settings.max_tokens, reason, tuple(ways), tuple(impossible))
 
 

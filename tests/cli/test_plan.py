@@ -1,10 +1,13 @@
 """`specprefill plan`: what a prompt takes, read off a manifest."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from specprefill_jax.artifact.beside import manifest_digest
+from specprefill_jax.artifact.calibration import Calibration, write_calibration
 from tests.cli.conftest import Run
 from tests.policy.pair import make_manifest
 
@@ -44,6 +47,32 @@ def test_json_has_bytes(specprefill: Run):
     assert (document["prompt"], document["memory"], document["chosen"]) == (20_000, 10_900_000_000, 1)
     assert [way["mode"] for way in document["ways"]] == ["continuous", "windows", "dense"]
     assert [way["total"] for way in document["ways"]] == [11334852608, 10600849408, 12145991680]
+
+
+def test_the_plan_follows_the_calibration_as_an_answer_does(specprefill: Run):
+    found = Calibration(
+        manifest_digest(make_manifest()),
+        {"keep": 0.05},
+        0.95,
+        0.61,
+        0.5,
+        0.7,
+        100,
+        plain=0.5,
+        depth=2,
+        seed=0,
+    )
+    ask = ("plan", "./pair", "--prompt", "20000")
+
+    def shown(*arguments: str) -> str:
+        return " ".join(specprefill(*ask, *arguments).out.split())
+
+    write_calibration(Path("pair"), dataclasses.replace(found, retention=0.97))
+    assert json.loads(specprefill(*ask, "--json").out)["ways"][0]["kept"] == 1000
+    write_calibration(Path("pair"), found)
+    assert "dense: calibration found that 61.0% of the facts" in shown()
+    assert "continuous: 20000 tokens reach" in shown("--memory", "12.1G")  # dense does not fit
+    assert "continuous: 20000 tokens reach" in shown("--calibration", "off")
 
 
 @pytest.mark.parametrize("output", [[], ["--json"]])

@@ -142,6 +142,8 @@ def test_settings_come_from_flags_environment_and_file(
         (["--settings", "bad.toml"], "kep in bad.toml is not a setting; did you mean keep?"),
         (["--keep", "0.3", "--mode", "dense"], "--keep has no effect in mode dense"),
         (["--window", "600", "--mode", "dense"], "--window has no effect in mode dense"),
+        (["--calibration", "off", "--mode", "dense"], "--calibration has no effect in mode dense"),
+        (["--pooling", "max", "--pool", "0"], "--pooling has no effect with pool=0, where nothing is pooled"),
         (["--minimum-tokens", "9", "--mode", "sparse"], "--minimum-tokens has no effect in mode sparse"),
         (["--top-k", "5"], "--top-k has no effect at temperature 0"),
         (["--seed", "5"], "--seed has no effect at temperature 0"),

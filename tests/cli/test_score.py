@@ -1,12 +1,14 @@
 """`specprefill score`: shows what is kept."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
+from specprefill_jax.artifact.calibration import Calibration
 from tests.cli.conftest import Run
-from tests.engine.fake import CHAT, Fake
+from tests.engine.fake import CHAT, Fake, make
 
 TEXT = " ".join(f"word{number}" for number in range(120))
 PROMPT = f"<|im_start|>user\n{TEXT}<|im_end|>\n<|im_start|>assistant\n"
@@ -56,6 +58,18 @@ def test_thresholds_play_no_part(fake: Fake, specprefill: Run, monkeypatch: pyte
     assert specprefill("score", TEXT, "--keep", "0.3", "--settings", "own.toml").status == 0
     assert fake.draft.calls != []
     assert fake.target.calls == []
+
+
+def test_what_was_calibrated_can_be_left_out(specprefill: Run, monkeypatch: pytest.MonkeyPatch):
+    found = Calibration("", {"chunk": 16}, 0.95, 0.97, 0.9, 0.99, 100, plain=0.8, depth=2, seed=0)
+    engine = make(calibration=found).engine
+    monkeypatch.setattr("specprefill_jax.cli.score.load_engine", lambda *_, **__: engine)
+
+    def most(*arguments: str) -> int:
+        edges = json.loads(specprefill("score", TEXT, "--chunking=fixed", "--json", *arguments).out)["edges"]
+        return max(end - start for start, end in itertools.pairwise(edges))
+
+    assert (most(), most("--calibration", "off")) == (16, 32)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ CHAT = Chat.load(DEMO / "tokenizer.json", DEMO / "chat_template.jinja", stop_ids
 VOCABULARY = CHAT.vocabulary + 30  # padded, as real models are
 BLOCK = 16
 LAYERS, HEADS = 2, 3
+ROWS = 8
 NEEDLE = 100
 
 Speak = Callable[[list[tuple[int, int]]], float]
@@ -105,7 +106,7 @@ class FakeProgram(Program):
             positions=2**18,
             attention_layers=LAYERS,
             query_heads=HEADS,
-            rows=2 if attend else 0,
+            rows=ROWS if attend else 0,
             blocks=(BLOCK,),
             capacities=capacities,
             state=STATE,
@@ -137,7 +138,7 @@ class FakeProgram(Program):
     ) -> Prefilled:
         # The padding of a block must fit the cache too.
         plan_blocks(
-            tokens.size, lengths=(BLOCK,), capacity=state.capacity, start=state.length, rows=int(rows)
+            tokens.size, lengths=(BLOCK,), capacity=state.capacity, start=state.length, rows=ROWS * rows
         )
         self.calls.append(("prefill", tokens.tolist(), positions.tolist()))
         for start in range(0, tokens.size, BLOCK):
@@ -146,9 +147,11 @@ class FakeProgram(Program):
             for token, position in zip(tokens[start:][:BLOCK], positions[start:][:BLOCK], strict=True):
                 self._take(state, int(token), int(position))
         hidden = np.array([self._next(state)], np.float32)
-        # The row before the last is not the prompt's: the engine must take the last.
-        shown = np.stack([np.zeros_like(self._rows(state)), self._rows(state)]) if rows else None
-        return Prefilled(hidden, shown, 2 if rows else 0)
+        valid = min(ROWS, tokens.size) if rows else 0  # only those of this call, as a program returns them
+        # Those before the last show nothing: the engine must take the last.
+        own = self._rows(state) if rows else None
+        shown = None if own is None else np.stack([*(np.zeros_like(own) for _ in range(1, valid)), own])
+        return Prefilled(hidden, shown, valid)
 
     def head(self, hidden: Float[np.ndarray, "D"]) -> Float[np.ndarray, "V"]:
         self.calls.append(("head", [], []))

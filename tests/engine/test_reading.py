@@ -74,7 +74,7 @@ def test_a_head_that_the_draft_lacks_is_refused_before_it_reads_anything():
 def test_rows_are_the_drafts_own_cut_to_the_prompt():
     fake, tokens = make(attend=to_token(100)), prompt(320, needle_at=130)
     rows = fake.engine.rows(tokens, lookahead=3)
-    assert rows.prompt.shape == (2, 2, 3, 320)
+    assert rows.prompt.shape == (8, 2, 3, 320)
     assert rows.lookahead.shape == (3, 2, 3, 320)
     assert rows.prompt[-1, 1, 2].argmax() == 130
     assert fake.engine.rows(tokens).lookahead.shape == (0, 2, 3, 320)

@@ -165,6 +165,18 @@ def test_where_the_drafts_cache_does_not_fit_the_prompt_is_read_densely():
     assert require_memory(found, dense.total) == dense
 
 
+def test_a_draft_that_calibration_found_unfit_is_planned_where_dense_does_not_fit_and_only_there():
+    dense = plan(20_000).ways[-1].total
+    enough = plan_memory(PAIR, 20_000, Settings(memory=dense), unfit="it keeps 61%")
+    assert (names(enough), enough.reason) == (["dense"], "it keeps 61%")
+    assert names(plan_memory(PAIR, 20_000, Settings(), unfit="it keeps 61%")) == ["dense"]
+    tight = plan_memory(PAIR, 20_000, Settings(memory=dense - 1), unfit="it keeps 61%")
+    assert tight.ways == plan(20_000).ways
+    assert require_memory(tight, dense - 1).mode == "continuous"
+    beyond = plan_memory(PAIR, 40_000, Settings(), unfit="it keeps 61%")
+    assert names(beyond) == ["windows of 2000"]
+
+
 def test_where_nothing_fits_the_error_has_every_number_and_what_helps():
     found = plan(20_000)
     with pytest.raises(MemoryTooSmall) as error:
