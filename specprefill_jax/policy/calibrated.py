@@ -30,7 +30,8 @@ def unfit(calibration: Calibration | None) -> str:
     """Why a draft that does not keep what was wanted is not asked; "" where nothing speaks against it."""
     if calibration is None or calibration.reached:
         return ""
+    interval = f"{100 * calibration.lower:.1f} to {100 * calibration.upper:.1f}"
     return (
-        f"calibration found that {calibration.retention:.1%} of the facts asked for are kept whole, where "
-        f"{calibration.wanted:.1%} were wanted; mode sparse or calibration=off run the draft all the same"
+        f"calibration found that {calibration.retention:.1%} ({interval}) of the facts asked for are kept "
+        f"whole, where {calibration.wanted:.1%} were wanted; mode sparse or calibration=off run the draft all the same"
     )
