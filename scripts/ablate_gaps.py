@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from train_demo.model import CHUNK, NO_GAPS, QUERIES, Gaps, logits
 
 from specprefill_jax.chat import Chat
-from specprefill_jax.cli.evaluate import names
+from specprefill_jax.cli.options import read_names
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.engine.prompt import encode
 from specprefill_jax.errors import SpecPrefillError
@@ -103,13 +103,13 @@ def main() -> int:
     options = parser.parse_args()
     try:
         plan = Plan(
-            suites=names("suites", options.suites, SUITES, ()),
-            fillers=names("fillers", options.fillers, FILLERS, ()),
+            suites=read_names("suites", options.suites, SUITES, ()),
+            fillers=read_names("fillers", options.fillers, FILLERS, ()),
             lengths=tuple(int(length) for length in options.lengths.split(",")),
             ways=(),
             count=options.count,
             seed=options.seed,
-            values=names("values", options.values, VALUE_KINDS, ()),
+            values=read_names("values", options.values, VALUE_KINDS, ()),
         )
         ablate(options.folder, plan)
     except SpecPrefillError as error:
