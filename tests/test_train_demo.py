@@ -132,23 +132,24 @@ def test_answers_weigh_most_and_are_the_texts_own(source: Source, kind: str):
 
 
 def test_a_batch_follows_from_its_seed(source: Source):
-    stage = dataclasses.replace(STAGE, kinds=dict.fromkeys(MAKERS, 1.0) | {"copied": 1.0}, tokens=256)
+    stage = dataclasses.replace(STAGE, kinds=dict.fromkeys(MAKERS, 1.0), tokens=256)
     one, same, other = (source.batch(stage, seed) for seed in ("1/5", "1/5", "1/6"))
     np.testing.assert_array_equal(one[0], same[0])
     np.testing.assert_array_equal(one[1], same[1])
     assert (one[0] != other[0]).any()
 
 
-def test_copied_tokens_are_answers_once_they_were_there(source: Source):
-    ids, weights = source.batch(dataclasses.replace(STAGE, kinds={"copied": 1}, tokens=128), "1/0")
-    answers = weights == np.float32(ANSWER)
-    assert answers.sum() > 50
-    for row, answer in zip(ids, answers, strict=True):
-        for at in np.flatnonzero(answer):
-            assert row[at] in row[:at]
-
-
 # --- a run
+
+
+def test_a_role_that_the_plan_lacks_is_named_with_those_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.argv", ["train_demo", "drift", "out"])
+    with pytest.raises(SystemExit, match="2"):
+        training.main()
+    assert "no table 'drift' in " in (error := capsys.readouterr().err)
+    assert "; there are draft, target, " in error
 
 
 def hf(sizes: dict[str, Any]) -> dict[str, Any]:

@@ -41,8 +41,10 @@ def main() -> None:
     )
     parser.add_argument("--plan", type=Path, default=HERE / "stages.toml")
     options = parser.parse_args()
-    plan = tomllib.loads(options.plan.read_text(encoding="utf-8"))[options.role]
-    train(plan, options.plan.parent, options.out)
+    plans = tomllib.loads(options.plan.read_text(encoding="utf-8"))
+    if options.role not in plans:
+        parser.error(f"no table {options.role!r} in {options.plan}; there are {', '.join(plans)}")
+    train(plans[options.role], options.plan.parent, options.out)
 
 
 def train(plan: dict[str, Any], folder: Path, out: Path) -> None:
