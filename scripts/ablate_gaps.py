@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from train_demo.model import CHUNK, NO_GAPS, QUERIES, Gaps, logits
 
 from specprefill_jax.chat import Chat
-from specprefill_jax.cli.evaluate import names
+from specprefill_jax.cli.options import read_names
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.engine.prompt import encode
 from specprefill_jax.errors import SpecPrefillError
@@ -103,13 +103,13 @@ def main() -> int:
     options = parser.parse_args()
     try:
         plan = Plan(
-            suites=names("suites", options.suites, SUITES, ()),
-            fillers=names("fillers", options.fillers, FILLERS, ()),
+            suites=read_names("suites", options.suites, SUITES, ()),
+            fillers=read_names("fillers", options.fillers, FILLERS, ()),
             lengths=tuple(int(length) for length in options.lengths.split(",")),
             ways=(),
             count=options.count,
             seed=options.seed,
-            values=names("values", options.values, VALUE_KINDS, ()),
+            values=read_names("values", options.values, VALUE_KINDS, ()),
         )
         ablate(options.folder, plan)
     except SpecPrefillError as error:
@@ -189,7 +189,9 @@ def answer(forward: Forward, asked: Asked, kept: Int[np.ndarray, " N"], variant:
     padding = -kept.size % unit
     positions = np.arange(kept.size, dtype=np.int32) if variant.renumbered else kept
     after = positions[-1] + 1 + np.arange(padding, dtype=np.int32)
-    tokens = np.pad(asked.tokens[kept], (0, padding)).astype(np.int32)
+    # The mean decay that a skipped token counts by is taken over the padding too: with the text's own tokens there
+    # it hardly depends on how many they are.
+    tokens = np.resize(asked.tokens[kept], kept.size + padding).astype(np.int32)
     found = forward(variant.gaps, tokens, np.concatenate([positions, after]))
     found = found[kept.size - count - 1 : kept.size - 1]
     right = bool((found.argmax(axis=-1) == asked.tokens[-count:]).all())

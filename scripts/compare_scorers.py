@@ -13,8 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from specprefill_jax.cli.evaluate import names
 from specprefill_jax.cli.load import load_engine
+from specprefill_jax.cli.options import read_names
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.engine import Engine
 from specprefill_jax.errors import SpecPrefillError
@@ -108,13 +108,13 @@ def main() -> int:
 
 def compare(options: argparse.Namespace) -> None:
     plan = Plan(
-        suites=names("suites", options.suites, SUITES, ()),
-        fillers=names("fillers", options.fillers, FILLERS, ()),
+        suites=read_names("suites", options.suites, SUITES, ()),
+        fillers=read_names("fillers", options.fillers, FILLERS, ()),
         lengths=tuple(int(length) for length in options.lengths.split(",")),
         ways=(),
         count=options.count,
         seed=options.seed,
-        values=names("values", options.values, VALUE_KINDS, ()),
+        values=read_names("values", options.values, VALUE_KINDS, ()),
     )
     with Waiting() as waiting:
         engine = load_engine(options.artifact, options.device, waiting)

@@ -120,6 +120,17 @@ def test_the_model_reads_the_kept_tokens_at_their_positions_or_without_gaps(aske
     assert tokens[: kept.size].tolist() == asked.tokens[kept].tolist()
 
 
+def test_the_padding_is_more_of_the_text_itself(asked: Asked):
+    """Another token's decay would otherwise have a say in the mean that skipped tokens count by."""
+    kept = keep_of(asked, 0.3, 0, 0)
+    forward, seen = telling(asked)
+    answer(forward, asked, kept, Variant(Gaps(decay=1)))
+    ((tokens, _),) = seen
+    padding = tokens[kept.size :]
+    assert padding.size
+    assert padding.tolist() == asked.tokens[kept][: padding.size].tolist()
+
+
 def test_the_table_compares_with_dense_and_with_kept_tokens_only():
     one, other = np.log([0.5, 0.5]), np.log([0.9, 0.1])
     dense = [Answer(True, one), Answer(True, one)]

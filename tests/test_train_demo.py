@@ -132,23 +132,24 @@ def test_answers_weigh_most_and_are_the_texts_own(source: Source, kind: str):
 
 
 def test_a_batch_follows_from_its_seed(source: Source):
-    stage = dataclasses.replace(STAGE, kinds=dict.fromkeys(MAKERS, 1.0) | {"copied": 1.0}, tokens=256)
+    stage = dataclasses.replace(STAGE, kinds=dict.fromkeys(MAKERS, 1.0), tokens=256)
     one, same, other = (source.batch(stage, seed) for seed in ("1/5", "1/5", "1/6"))
     np.testing.assert_array_equal(one[0], same[0])
     np.testing.assert_array_equal(one[1], same[1])
     assert (one[0] != other[0]).any()
 
 
-def test_copied_tokens_are_answers_once_they_were_there(source: Source):
-    ids, weights = source.batch(dataclasses.replace(STAGE, kinds={"copied": 1}, tokens=128), "1/0")
-    answers = weights == np.float32(ANSWER)
-    assert answers.sum() > 50
-    for row, answer in zip(ids, answers, strict=True):
-        for at in np.flatnonzero(answer):
-            assert row[at] in row[:at]
-
-
 # --- a run
+
+
+def test_a_role_that_the_plan_lacks_is_named_with_those_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.argv", ["train_demo", "drift", "out"])
+    with pytest.raises(SystemExit, match="2"):
+        training.main()
+    assert "no table 'drift' in " in (error := capsys.readouterr().err)
+    assert "; there are draft, target, " in error
 
 
 def hf(sizes: dict[str, Any]) -> dict[str, Any]:
@@ -156,11 +157,13 @@ def hf(sizes: dict[str, Any]) -> dict[str, Any]:
     return {**fields, **sizes}
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two stages of two steps, each of which is saved."""
+    monkeypatch.setattr(training, "SAVED_EVERY", 1)
     (tmp_path / "config.json").write_text(json.dumps(hf(TINY)))
     stage = dataclasses.asdict(STAGE) | {"kinds": {"restated": 1.0, "asked": 1.0}}
-    later = {**stage, "memory": (0.06, 0.5), "sharpness": 0.8}
-    plan = {
+    return {
         "config": "config.json",
         "tokenizer": str(DEMO / "tokenizer.json"),
         "seed": 3,
@@ -168,16 +171,46 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, monk
         "rate": 0.0,
         "memory": (0.001, 0.1),
         "sharpness": 0.0,
-        "stages": [{**stage, "layers": 1}, later],
+        "stages": [{**stage, "layers": 1}, {**stage, "memory": (0.06, 0.5), "sharpness": 0.8}],
     }
-    monkeypatch.setattr(training, "SAVED_EVERY", 1)
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """The weights in two folders are equal, bit by bit."""
+    first, second = (load_file(folder / "model.safetensors") for folder in (one, other))
+    assert first.keys() == second.keys() == shapes(TextConfig.from_hf(hf(TINY))).keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, plan: dict[str, Any]):
     training.train(plan, tmp_path, tmp_path / "whole")
     training.train({**plan, "stages": plan["stages"][:1]}, tmp_path, tmp_path / "parts")
     first = load_file(tmp_path / "parts" / "model.safetensors")
     training.train(plan, tmp_path, tmp_path / "parts")
-    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert whole.keys() == parts.keys() == shapes(TextConfig.from_hf(hf(TINY))).keys()
-    for name in whole:
-        np.testing.assert_array_equal(whole[name], parts[name], err_msg=name)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+    whole = load_file(tmp_path / "whole" / "model.safetensors")
     assert any((first[name] != whole[name]).any() for name in whole)
     assert load_pair(tmp_path / "whole").config.num_hidden_layers == 2
+
+
+def test_a_run_that_was_stopped_while_it_saved_goes_on_to_the_same_weights(
+    tmp_path: Path, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """In the middle of the second stage, whose first step has set parameters anew."""
+    written: list[str] = []
+
+    def write(path: Path, *rest: Any) -> None:
+        written.append(path.name)
+        if len(written) == 6:  # two files a step
+            raise KeyboardInterrupt
+        whole(path, *rest)
+
+    training.train(plan, tmp_path, tmp_path / "whole")
+    whole = training.write
+    monkeypatch.setattr(training, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(plan, tmp_path, tmp_path / "parts")
+    assert written[-2:] == ["training.safetensors", "model.safetensors"]
+    training.train(plan, tmp_path, tmp_path / "parts")
+    assert_same(tmp_path / "whole", tmp_path / "parts")

@@ -185,27 +185,7 @@ MAKERS: dict[str, Callable[[Maker], list[Piece]]] = {
     "quoted": quoted,
     "secret": secret,
 }
-"""Kinds of sequences made of text; besides there is "copied", random tokens that come again."""
-
-
-def copied(
-    random: Random, tokens: int, vocabulary: int
-) -> tuple[Int[np.ndarray, " T"], Float[np.ndarray, " T"]]:
-    """Random tokens in short pieces, most of them pieces that came before."""
-    ids: list[int] = []
-    weights: list[float] = []
-    pieces: list[list[int]] = []
-    most = random.choice((1, 2, 3, 4, 6, 8, 12))
-    while len(ids) < tokens:
-        if len(pieces) == most or (pieces and random.random() < 0.5):
-            piece = random.choice(pieces)
-            weights += [OTHER] + [ANSWER] * (len(piece) - 1)
-        else:
-            piece = [random.randrange(3, vocabulary) for _ in range(random.randint(2, 12))]
-            pieces.append(piece)
-            weights += [0.0] * len(piece)
-        ids += piece
-    return np.array(ids[:tokens], np.int32), np.array(weights[:tokens], np.float32)
+"""How each kind of sequences is made."""
 
 
 class Source:
@@ -213,7 +193,6 @@ class Source:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.vocabulary = tokenizer.get_vocab_size()
         word = lru_cache(1 << 16)(lambda text: len(tokenizer.encode(text).ids))
         # A space begins a token, so that the words' tokens add up.
         self.count = lambda text: sum(word(" " + each) for each in text.split(" ") if each)
@@ -227,9 +206,6 @@ class Source:
         kinds = random.choices(list(stage.kinds), list(stage.kinds.values()), k=stage.batch)
         maker = Maker(random, stage, self.count)
         for row, kind in enumerate(kinds):
-            if kind == "copied":
-                ids[row], weights[row] = copied(random, length, self.vocabulary)
-                continue
             found, weight = self.encode(MAKERS[kind](maker))
             used = min(length, len(found))
             ids[row, :used], weights[row, :used] = found[:used], weight[:used]

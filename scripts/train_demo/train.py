@@ -41,8 +41,10 @@ def main() -> None:
     )
     parser.add_argument("--plan", type=Path, default=HERE / "stages.toml")
     options = parser.parse_args()
-    plan = tomllib.loads(options.plan.read_text(encoding="utf-8"))[options.role]
-    train(plan, options.plan.parent, options.out)
+    plans = tomllib.loads(options.plan.read_text(encoding="utf-8"))
+    if options.role not in plans:
+        parser.error(f"no table {options.role!r} in {options.plan}; there are {', '.join(plans)}")
+    train(plans[options.role], options.plan.parent, options.out)
 
 
 def train(plan: dict[str, Any], folder: Path, out: Path) -> None:
@@ -167,14 +169,21 @@ def layer_of(name: str) -> int:
     return int(name.split(".")[2]) if name.startswith("model.layers.") else -1
 
 
+MODEL = "model/"
+"""What the names of parameters begin with among the rest that training needs."""
+
+
 def save(out: Path, step: int, parameters: Parameters, state: optax.OptState) -> None:
-    """The checkpoint, and beside it what training needs to go on; whole or not at all."""
+    """The checkpoint, and beside it all that training needs to go on."""
+    model = {name: np.asarray(p) for name, p in parameters.items()}
     rest = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+    rest |= {MODEL + name: p for name, p in model.items()}  # a stop between the files must not mix two steps
     write(out / "training.safetensors", rest, {"step": str(step)})
-    write(out / "model.safetensors", {n: np.asarray(p) for n, p in parameters.items()}, {"format": "pt"})
+    write(out / "model.safetensors", model, {"format": "pt"})
 
 
 def write(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """A file, whole or not at all."""
     partial = path.with_suffix(".partial")
     save_file(arrays, partial, metadata=metadata)
     os.replace(partial, path)
@@ -184,12 +193,16 @@ def resumed(
     out: Path, parameters: Parameters, state: optax.OptState
 ) -> tuple[int, Parameters, optax.OptState]:
     """The step that was reached, its parameters and its optimizer state."""
-    if not (out / "training.safetensors").exists():
+    path = out / "training.safetensors"
+    if not path.exists():
         return 0, parameters, state
-    with safe_open(out / "training.safetensors", "numpy") as file:
+    with safe_open(path, "numpy") as file:
         step = int(file.metadata()["step"])
-        leaves = [jnp.asarray(file.get_tensor(str(i))) for i in range(len(file.keys()))]
-    parameters = {n: jnp.asarray(p) for n, p in load_file(out / "model.safetensors").items()}
+    saved = {name: jnp.asarray(array) for name, array in load_file(path).items()}
+    parameters = {n.removeprefix(MODEL): p for n, p in saved.items() if n.startswith(MODEL)}
+    leaves = [saved[str(i)] for i in range(len(saved) - len(parameters))]
+    if not parameters:  # saved before both were in one file
+        parameters = {n: jnp.asarray(p) for n, p in load_file(out / "model.safetensors").items()}
     return step, parameters, jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 

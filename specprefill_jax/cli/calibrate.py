@@ -9,12 +9,12 @@ from rich.console import Console
 
 from specprefill_jax.artifact.beside import CALIBRATION_NAME, check_writable
 from specprefill_jax.artifact.calibration import write_calibration
-from specprefill_jax.cli.evaluate import names
 from specprefill_jax.cli.load import load_engine
+from specprefill_jax.cli.options import read_names
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.errors import SettingError
 from specprefill_jax.quality.calibration import calibrate, calibration_plan, check_wanted
-from specprefill_jax.quality.facts import VALUE_KINDS
+from specprefill_jax.quality.facts import VALUE_KINDS, ValueKind
 from specprefill_jax.report.calibration import calibration_report
 
 RETENTION = 0.95
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_wanted(arguments.retention)
     if arguments.count < 2:
         raise SettingError(f"--count={arguments.count}: count must be 2 or more, to choose and to check")
-    values = names("values", arguments.values, VALUE_KINDS, VALUE_KINDS)
+    values: tuple[ValueKind, ...] = read_names("values", arguments.values, VALUE_KINDS, VALUE_KINDS)
     with Waiting() as waiting:
         engine = load_engine(arguments.artifact, arguments.device, waiting)
         check_writable(engine.artifact.directory / CALIBRATION_NAME)

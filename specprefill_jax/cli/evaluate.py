@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -24,11 +23,11 @@ from specprefill_jax.quality.evaluation import (
     longest_prompt,
     make_ways,
 )
-from specprefill_jax.quality.facts import VALUE_KINDS
+from specprefill_jax.quality.facts import VALUE_KINDS, ValueKind
 from specprefill_jax.quality.record import to_json
 from specprefill_jax.quality.summary import summarize
 from specprefill_jax.quality.tasks import OWN_SUITES, SUITES
-from specprefill_jax.quality.words import FILLERS
+from specprefill_jax.quality.words import FILLERS, Filler
 from specprefill_jax.report.evaluation import cell_table
 from specprefill_jax.report.plot import check_plot, write_plot
 from specprefill_jax.settings import Settings, knobs
@@ -96,10 +95,12 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table for each cell when it is done; 1 if a budget was exceeded, else 0."""
     settings = options.read_settings(arguments)
-    suites = names("suites", arguments.suites, SUITES, OWN_SUITES)
-    fillers = names("fillers", arguments.fillers, FILLERS, FILLERS)
-    values = names("values", arguments.values, VALUE_KINDS, VALUE_KINDS)
-    keep_rates = arguments.keep_rates or ("" if arguments.mass_shares else KEEP)
+    suites = options.read_names("suites", arguments.suites, SUITES, OWN_SUITES)
+    fillers: tuple[Filler, ...] = options.read_names("fillers", arguments.fillers, FILLERS, FILLERS)
+    values: tuple[ValueKind, ...] = options.read_names("values", arguments.values, VALUE_KINDS, VALUE_KINDS)
+    keep_rates = arguments.keep_rates
+    if keep_rates is None and arguments.mass_shares is None:
+        keep_rates = KEEP
     ways = make_ways(
         settings,
         _numbers("keep", "keep", keep_rates),
@@ -156,23 +157,13 @@ def _write(arguments: argparse.Namespace, engine: Engine, plan: Plan, outcomes: 
         write_plot(summarize(outcomes), arguments.plot)
 
 
-def names(flag: str, given: str | None, known: Iterable[str], default: tuple) -> tuple:
-    """Names separated by commas, each once."""
-    if given is None:
-        return default
-    names = tuple(dict.fromkeys(name.strip() for name in given.split(",")))
-    if not set(names) <= set(known):
-        raise SettingError(
-            f"--{flag}={given}: {flag} must be names separated by commas, of {', '.join(known)}"
-        )
-    return names
-
-
 def _numbers(flag: str, knob: str, given: str | None) -> list[float]:
     """Numbers separated by commas, each within the limits of a setting, each once."""
+    if given is None:
+        return []
     kind = knobs()[knob].kind
     try:
-        return list(dict.fromkeys(kind.read(part.strip()) for part in given.split(","))) if given else []
+        return list(dict.fromkeys(kind.read(part.strip()) for part in given.split(",")))
     except ValueError:
         raise SettingError(f"--{flag}={given}: each is {kind.limits}, with commas between them") from None
 

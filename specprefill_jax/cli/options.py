@@ -5,12 +5,15 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from specprefill_jax.chat import ask_about
 from specprefill_jax.engine import PromptOptions
 from specprefill_jax.errors import EmptyPrompt, FileMissing, SettingError
 from specprefill_jax.pins import Pins
 from specprefill_jax.settings import Settings, knobs
+
+Name = TypeVar("Name", bound=str)
 
 USAGE = "specprefill {} [OPTIONS] [PROMPT]"
 
@@ -100,6 +103,25 @@ def read_settings(options: argparse.Namespace) -> Settings:
             if idle and name in names:
                 raise SettingError(f"--{name.replace('_', '-')} has no effect {reason}; leave it out")
     return settings
+
+
+def read_names(
+    flag: str, given: str | None, known: Iterable[Name], default: tuple[Name, ...]
+) -> tuple[Name, ...]:
+    """Names separated by commas, each once; the default where nothing was given.
+
+    Raises:
+        SettingError: one of them is not known.
+    """
+    if given is None:
+        return default
+    by_name = {str(name): name for name in known}
+    asked = dict.fromkeys(name.strip() for name in given.split(","))
+    if not asked.keys() <= by_name.keys():
+        raise SettingError(
+            f"--{flag}={given}: {flag} must be names separated by commas, of {', '.join(by_name)}"
+        )
+    return tuple(by_name[name] for name in asked)
 
 
 def prompt_options(options: argparse.Namespace) -> PromptOptions:

@@ -24,6 +24,10 @@ NAMES = {
     "score": "Scoring",
     "prefill": "Prefill",
     "decode": "Answering",
+    "read": "Reading prompts with the draft",
+    "heads": "Trying each head alone",
+    "scorers": "Trying scorers",
+    "prompts": "Answering prompts",
 }
 
 

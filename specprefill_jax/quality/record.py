@@ -6,9 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from specprefill_jax import __version__
-from specprefill_jax.artifact.rates import manifest_digest
+from specprefill_jax.artifact.beside import manifest_digest
 from specprefill_jax.engine import Engine
-from specprefill_jax.quality.evaluation import Outcome, Plan
+from specprefill_jax.quality.evaluation import Outcome, Plan, Way
 from specprefill_jax.quality.summary import summarize
 from specprefill_jax.runtime.tune import measured_device
 
@@ -17,9 +17,9 @@ SCHEMA = 1
 
 def to_json(engine: Engine, plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """What `specprefill eval --json` writes. `outcomes` may be fewer than planned; `complete` says so."""
-    manifest = engine.artifact.manifest
+    manifest, calibration = engine.artifact.manifest, engine.calibration
     described = dataclasses.asdict(plan)
-    described["ways"] = [_way(way) for way in described["ways"]]
+    described["ways"] = [_way(engine, way) for way in plan.ways]
     rows = [dataclasses.asdict(row) for row in summarize(outcomes)]
     for row in rows:
         row["cell"] = row["cell"]._asdict()
@@ -39,6 +39,7 @@ def to_json(engine: Engine, plan: Plan, outcomes: Sequence[Outcome]) -> dict[str
             "manifest": manifest_digest(manifest),
             "files": {name: file.sha256 for name, file in manifest.files.items()},
         },
+        "calibration": None if calibration is None else dataclasses.asdict(calibration),
         "device": dataclasses.asdict(measured_device(engine.target.device)),
         "plan": described,
         "rows": rows,
@@ -46,10 +47,14 @@ def to_json(engine: Engine, plan: Plan, outcomes: Sequence[Outcome]) -> dict[str
     }
 
 
-def _way(way: dict[str, Any]) -> dict[str, Any]:
-    """Its settings, without where they came from."""
-    settings = {name: value for name, value in way["settings"].items() if name != "origins"}
-    return {"name": way["name"], "settings": settings}
+def _way(engine: Engine, way: Way) -> dict[str, Any]:
+    """Its settings as they held, with the calibration's, and without where they came from."""
+    settings = way.settings
+    if engine.calibration is not None and settings.calibration:
+        settings = settings.with_defaults(engine.calibration.settings)
+    fields = dataclasses.asdict(settings)
+    del fields["origins"]
+    return {"name": way.name, "settings": fields}
 
 
 def _hard_needle() -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specprefill_jax.artifact.calibration import Calibration
 from specprefill_jax.chat import Chat
 from specprefill_jax.errors import ArtifactError, SettingError, TemplateError
 from specprefill_jax.quality.evaluation import (
@@ -285,6 +286,30 @@ def test_a_record_holds_all_that_its_rows_follow_from():
     }
     assert record["rows"][1]["difference"]["value"] == 0
     assert not to_json(fake.engine, engine_plan, outcomes[:-3])["complete"]
+
+
+def test_a_record_says_which_calibration_there_was_and_the_settings_that_held():
+    chosen = {"across": "mean", "lookahead": 5, "keep": 0.2}
+    made = Calibration("0" * 64, chosen, 0.95, 0.97, 0.9, 1.0, 60, 2, 0)
+    fake = make(calibration=made)
+    fake.target.device = open_device("cpu")
+    for base, expected in (
+        (Settings(), ("mean", 5)),
+        (Settings(lookahead=3), ("mean", 3)),
+        (Settings(calibration=False), (Settings().across, Settings().lookahead)),
+    ):
+        engine_plan = dataclasses.replace(plan(), ways=make_ways(base, [0.3]))
+        record = json.loads(json.dumps(to_json(fake.engine, engine_plan, [])))
+        assert record["calibration"] == {**dataclasses.asdict(made), "settings": chosen}
+        held = record["plan"]["ways"][1]["settings"]
+        assert (held["across"], held["lookahead"], held["keep"]) == (*expected, 0.3)
+        assert "origins" not in held
+
+
+def test_a_record_without_a_calibration_says_that_there_was_none():
+    fake = oracle()
+    fake.target.device = open_device("cpu")
+    assert to_json(fake.engine, plan(0.3), [])["calibration"] is None
 
 
 def test_the_oracle_knows_values_as_one_token_each():
