@@ -189,8 +189,8 @@ def answer(forward: Forward, asked: Asked, kept: Int[np.ndarray, " N"], variant:
     padding = -kept.size % unit
     positions = np.arange(kept.size, dtype=np.int32) if variant.renumbered else kept
     after = positions[-1] + 1 + np.arange(padding, dtype=np.int32)
-    # The mean decay that a skipped token counts by is taken over the padding too: with the text's own tokens there
-    # it hardly depends on how many they are.
+    # The mean decay that a skipped token counts by is taken over the padding too: with the text's own tokens
+    # there it hardly depends on how many they are.
     tokens = np.resize(asked.tokens[kept], kept.size + padding).astype(np.int32)
     found = forward(variant.gaps, tokens, np.concatenate([positions, after]))
     found = found[kept.size - count - 1 : kept.size - 1]

@@ -33,5 +33,6 @@ def unfit(calibration: Calibration | None) -> str:
     interval = f"{100 * calibration.lower:.1f} to {100 * calibration.upper:.1f}"
     return (
         f"calibration found that {calibration.retention:.1%} ({interval}) of the facts asked for are kept "
-        f"whole, where {calibration.wanted:.1%} were wanted; mode sparse or calibration=off run the draft all the same"
+        f"whole, where {calibration.wanted:.1%} were wanted; mode sparse or calibration=off run the draft "
+        "all the same"
     )

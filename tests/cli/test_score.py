@@ -61,7 +61,7 @@ def test_thresholds_play_no_part(fake: Fake, specprefill: Run, monkeypatch: pyte
 
 
 def test_what_was_calibrated_can_be_left_out(specprefill: Run, monkeypatch: pytest.MonkeyPatch):
-    found = Calibration("", {"chunk": 16}, 0.95, 0.97, 0.9, 0.99, 100, plain=0.8, depth=2, seed=0)
+    found = Calibration("", {"chunk": 16}, 0.95, 0.97, 0.9, 0.99, 100, depth=2, seed=0)
     engine = make(calibration=found).engine
     monkeypatch.setattr("specprefill_jax.cli.score.load_engine", lambda *_, **__: engine)
 
