@@ -69,7 +69,7 @@ def test_the_plan_follows_the_calibration_as_an_answer_does(specprefill: Run):
     write_calibration(Path("pair"), dataclasses.replace(found, retention=0.97, upper=0.99))
     assert json.loads(specprefill(*ask, "--json").out)["ways"][0]["kept"] == 1000
     write_calibration(Path("pair"), found)
-    assert "dense: calibration found that 61.0% of the facts" in shown()
+    assert "dense: calibration found that 61.0% (50.0 to 70.0) of the facts" in shown()
     assert "continuous: 20000 tokens reach" in shown("--memory", "12.1G")  # dense does not fit
     assert "continuous: 20000 tokens reach" in shown("--calibration", "off")
 
