@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from plans import add_plan_options, read_plan
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -23,24 +24,20 @@ from safetensors.numpy import load_file
 from train_demo.model import CHUNK, NO_GAPS, QUERIES, Gaps, logits
 
 from specprefill_jax.chat import Chat
-from specprefill_jax.cli.options import read_names
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.engine.prompt import encode
-from specprefill_jax.errors import SpecPrefillError
+from specprefill_jax.errors import FileMissing, SpecPrefillError
 from specprefill_jax.models.config import TextConfig
 from specprefill_jax.quality.evaluation import (
     VARIABLES,
-    Cell,
     Plan,
     divergence,
     log_probabilities,
     needed_tokens,
     task_of,
 )
-from specprefill_jax.quality.facts import VALUE_KINDS
 from specprefill_jax.quality.statistics import paired_difference, wilson
-from specprefill_jax.quality.tasks import SUITES, Task
-from specprefill_jax.quality.words import FILLERS
+from specprefill_jax.quality.tasks import Task
 from specprefill_jax.selection import select
 from specprefill_jax.settings import Settings
 
@@ -94,24 +91,10 @@ Forward = Callable[[Gaps, np.ndarray, np.ndarray], np.ndarray]
 def main() -> int:
     parser = argparse.ArgumentParser(prog="ablate_gaps", description=__doc__)
     parser.add_argument("folder", type=Path, help="what training left there")
-    parser.add_argument("--suites", default="facts", metavar="A,B")
-    parser.add_argument("--fillers", default=",".join(FILLERS), metavar="A,B")
-    parser.add_argument("--values", default=",".join(VALUE_KINDS), metavar="A,B")
-    parser.add_argument("--lengths", default="1000", metavar="N,N")
-    parser.add_argument("--count", type=int, default=100, metavar="N", help="prompts of each kind (100)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    add_plan_options(parser, lengths="1000", count=100)
     options = parser.parse_args()
     try:
-        plan = Plan(
-            suites=read_names("suites", options.suites, SUITES, ()),
-            fillers=read_names("fillers", options.fillers, FILLERS, ()),
-            lengths=tuple(int(length) for length in options.lengths.split(",")),
-            ways=(),
-            count=options.count,
-            seed=options.seed,
-            values=read_names("values", options.values, VALUE_KINDS, ()),
-        )
-        ablate(options.folder, plan)
+        ablate(options.folder, read_plan(options))
     except SpecPrefillError as error:
         print(f"ablate_gaps: error: {error}", file=sys.stderr)
         return 2
@@ -140,7 +123,16 @@ def ablate(folder: Path, plan: Plan) -> None:
 
 
 def load(folder: Path) -> Forward:
-    """A model that was trained, compiled once for each length and way with gaps."""
+    """A model that was trained, compiled once for each length and way with gaps.
+
+    Raises:
+        FileMissing: there is none.
+    """
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise FileMissing(
+                f"{folder / name} is not there; `scripts/train_demo/run slow {folder}` trains such a model"
+            )
     config = TextConfig.from_hf(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     parameters = {name: jnp.asarray(p) for name, p in load_file(folder / "model.safetensors").items()}
     compiled: dict[Gaps, Callable[..., jax.Array]] = {}
@@ -156,7 +148,7 @@ def load(folder: Path) -> Forward:
 def prompts(chat: Chat, plan: Plan) -> Iterator[Asked]:
     for index in range(plan.count):
         for cell in plan.cells:
-            yield ask(chat, task_of(chat, plan, Cell(*cell), index))
+            yield ask(chat, task_of(chat, plan, cell, index))
 
 
 def ask(chat: Chat, task: Task) -> Asked:
@@ -189,8 +181,8 @@ def answer(forward: Forward, asked: Asked, kept: Int[np.ndarray, " N"], variant:
     padding = -kept.size % unit
     positions = np.arange(kept.size, dtype=np.int32) if variant.renumbered else kept
     after = positions[-1] + 1 + np.arange(padding, dtype=np.int32)
-    # The mean decay that a skipped token counts by is taken over the padding too: with the text's own tokens
-    # there it hardly depends on how many they are.
+    # The mean decay that a skipped token counts by is taken over the padding too: one and the same token
+    # there would move it by how many there are, the text's own hardly do.
     tokens = np.resize(asked.tokens[kept], kept.size + padding).astype(np.int32)
     found = forward(variant.gaps, tokens, np.concatenate([positions, after]))
     found = found[kept.size - count - 1 : kept.size - 1]

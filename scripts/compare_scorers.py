@@ -9,21 +9,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float
+from plans import add_plan_options, read_plan
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from specprefill_jax.cli.load import load_engine
-from specprefill_jax.cli.options import read_names
 from specprefill_jax.cli.progress import Waiting
 from specprefill_jax.engine import Engine
 from specprefill_jax.errors import SpecPrefillError
 from specprefill_jax.quality.evaluation import Plan
-from specprefill_jax.quality.facts import VALUE_KINDS
 from specprefill_jax.quality.retention import Seen, kept_whole, see, whole_by
 from specprefill_jax.quality.statistics import Interval, paired_difference
-from specprefill_jax.quality.tasks import SUITES
-from specprefill_jax.quality.words import FILLERS
+from specprefill_jax.scoring import Scorer, check_scorer
 from specprefill_jax.settings import Settings
 
 KEEPS = (0.3, 0.15, 0.1)
@@ -91,12 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="compare_scorers", description=__doc__)
     parser.add_argument("--artifact", metavar="NAME", help="a compiled artifact (default: the demo pair)")
     parser.add_argument("--device", metavar="NAME")
-    parser.add_argument("--suites", default="facts", metavar="A,B")
-    parser.add_argument("--fillers", default=",".join(FILLERS), metavar="A,B")
-    parser.add_argument("--values", default=",".join(VALUE_KINDS), metavar="A,B")
-    parser.add_argument("--lengths", default="1000,2000,4000", metavar="N,N")
-    parser.add_argument("--count", type=int, default=70, metavar="N", help="prompts of each kind (70)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    add_plan_options(parser, lengths="1000,2000,4000", count=70)
     options = parser.parse_args()
     try:
         compare(options)
@@ -107,17 +100,10 @@ def main() -> int:
 
 
 def compare(options: argparse.Namespace) -> None:
-    plan = Plan(
-        suites=read_names("suites", options.suites, SUITES, ()),
-        fillers=read_names("fillers", options.fillers, FILLERS, ()),
-        lengths=tuple(int(length) for length in options.lengths.split(",")),
-        ways=(),
-        count=options.count,
-        seed=options.seed,
-        values=read_names("values", options.values, VALUE_KINDS, ()),
-    )
+    plan = read_plan(options)
     with Waiting() as waiting:
         engine = load_engine(options.artifact, options.device, waiting)
+        check_scorers(engine)
         rows = measured(engine, plan, waiting)
     plain = next(row for row in rows if row.name == PLAIN)
     console = Console(file=sys.stdout, width=200)
@@ -125,6 +111,20 @@ def compare(options: argparse.Namespace) -> None:
     console.print(f"{prompts} prompts: {', '.join(map(str, plan.cells))}\n", soft_wrap=True)
     for keep in KEEPS:
         console.print(table(rows, plain, keep), highlight=False)
+
+
+def check_scorers(engine: Engine) -> None:
+    """Raises SettingError for a scorer that the draft cannot be asked, before it reads hours of prompts."""
+    if engine.draft is None:
+        return  # `see` says so
+    model = engine.draft.model
+    for changes in SCORERS.values():
+        check_scorer(
+            Scorer.of(replace(BASE, **changes)),
+            layers=model.attention_layers,
+            heads=model.query_heads,
+            rows=model.rows,
+        )
 
 
 def measured(engine: Engine, plan: Plan, progress: Callable[[str, int, int], None]) -> list[Row]:

@@ -1,14 +1,23 @@
 """The scripts that compare scorers and ways of passing gaps: what they count, and that they say it."""
 
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import ablate_gaps
+import compare_scorers
 import numpy as np
 import pytest
-from ablate_gaps import END, KEPT_ONLY, VARIANTS, Answer, Asked, Forward, Variant, answer, ask, keep_of
+from ablate_gaps import END, KEPT_ONLY, VARIANTS, Answer, Asked, Forward, Variant, answer, ask, keep_of, load
 from ablate_gaps import table as gap_table
-from compare_scorers import CHUNKINGS, KEEPS, ORACLE, PLAIN, RANDOM, SCORERS, Row, measured
+from compare_scorers import CHUNKINGS, KEEPS, ORACLE, PLAIN, RANDOM, SCORERS, Row, check_scorers, measured
 from compare_scorers import table as scorer_table
+from plans import add_plan_options, read_plan
 from rich.console import Console
 from train_demo.model import NO_GAPS, Gaps
 
+from specprefill_jax.errors import FileMissing, SettingError
 from specprefill_jax.quality.evaluation import Plan, task_of
 from specprefill_jax.selection import token_budget
 from specprefill_jax.settings import Settings
@@ -34,7 +43,52 @@ def cells(table: object) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
 
 
+# --- prompts
+
+
+@pytest.mark.parametrize("main", [ablate_gaps.main, compare_scorers.main], ids=["gaps", "scorers"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lengths", "many"], "--lengths=many: lengths must be numbers of tokens, 1 or more"),
+        (["--lengths", "1000,0"], "--lengths=1000,0: lengths must be numbers of tokens, 1 or more"),
+        (["--count", "0"], "--count=0: count must be a whole number, 1 or more"),
+        (["--suites", ""], "--suites=: suites must be names separated by commas, of needle, facts"),
+        (["--suites", "confusable", "--fillers", "code"], "--fillers=code: confusable has no prompts with"),
+    ],
+)
+def test_prompts_that_cannot_be_are_bad_input(
+    main: Callable[[], int],
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    folder = ["none"] if main is ablate_gaps.main else []
+    monkeypatch.setattr("sys.argv", ["script", *folder, *arguments])
+    assert main() == 2
+    assert f": error: {message}" in capsys.readouterr().err
+
+
+def test_the_options_of_both_scripts_make_the_plan():
+    parser = argparse.ArgumentParser()
+    add_plan_options(parser, lengths="500", count=2)
+    given = ["--suites", "needle", "--fillers", "code", "--values", "name"]
+    assert read_plan(parser.parse_args(given)) == PLAN
+
+
 # --- scorers
+
+
+def test_a_scorer_that_the_draft_cannot_be_asked_is_refused():
+    fake = oracle()
+    fake.draft.model = dataclasses.replace(fake.draft.model, rows=8)
+    check_scorers(fake.engine)
+    fake.draft.model = dataclasses.replace(fake.draft.model, rows=4)
+    with pytest.raises(
+        SettingError, match="queries=8: the draft was compiled to return the rows of 4 tokens"
+    ):
+        check_scorers(fake.engine)
 
 
 def test_every_scorer_has_an_outcome_for_every_chunking_keep_and_prompt():
@@ -65,6 +119,11 @@ def test_the_table_has_shares_and_the_paired_difference_from_the_plain_rule():
 
 
 # --- gaps
+
+
+def test_a_folder_without_a_model_is_told_how_to_make_one(tmp_path: Path):
+    with pytest.raises(FileMissing, match=r"config.json is not there; `scripts/train_demo/run slow .*none`"):
+        load(tmp_path / "none")
 
 
 @pytest.fixture(scope="module")
