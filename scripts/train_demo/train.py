@@ -201,8 +201,6 @@ def resumed(
     saved = {name: jnp.asarray(array) for name, array in load_file(path).items()}
     parameters = {n.removeprefix(MODEL): p for n, p in saved.items() if n.startswith(MODEL)}
     leaves = [saved[str(i)] for i in range(len(saved) - len(parameters))]
-    if not parameters:  # saved before both were in one file
-        parameters = {n: jnp.asarray(p) for n, p in load_file(out / "model.safetensors").items()}
     return step, parameters, jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 

@@ -117,12 +117,10 @@ def calibrate(engine: Engine, plan: Plan, wanted: float, progress: Progress = la
     )
     ranked = rank_heads(choosing, every, progress)
     chosen = choose(choosing, ranked, model.rows, progress)
-    table = tuple(
-        Retained(keep, *(retention(aside, at(way, keep)) for way in (chosen, DEFAULT, PLAIN)))
-        for keep in KEEPS
-    )
-    keep = next((keep for keep in KEEPS if retention(choosing, at(chosen, keep)) >= wanted), KEEPS[-1])
-    row = next(row for row in table if row.keep == keep)
+    shares = (retention(aside, way) for way in (chosen, DEFAULT, PLAIN))
+    table = tuple(Retained(*row) for row in zip(KEEPS, *shares, strict=True))
+    enough = (row for row, share in zip(table, retention(choosing, chosen), strict=True) if share >= wanted)
+    row = next(enough, table[-1])
     share, low, high = wilson(round(row.chosen * len(aside)), len(aside))
     calibration = Calibration(
         manifest=manifest_digest(engine.artifact.manifest),
@@ -192,19 +190,14 @@ def choose(
     return chosen
 
 
-def at(settings: Settings, keep: float) -> Settings:
-    """The settings at a fraction of tokens to keep."""
-    return dataclasses.replace(settings, keep=keep)
-
-
 def mean_retention(seen: Sequence[Seen], settings: Settings) -> float:
     """The mean of the retention over `KEEPS`."""
     return float(np.mean([kept_whole(each, settings, KEEPS) for each in seen]))
 
 
-def retention(seen: Sequence[Seen], settings: Settings) -> float:
-    """The share of prompts of which every needed token is kept."""
-    return float(np.mean([kept_whole(each, settings, (settings.keep_fraction,)) for each in seen]))
+def retention(seen: Sequence[Seen], settings: Settings) -> list[float]:
+    """The share of prompts of which every needed token is kept, for each of `KEEPS`."""
+    return np.mean([kept_whole(each, settings, KEEPS) for each in seen], axis=0).tolist()
 
 
 def written(settings: Settings, keep: float) -> dict[str, object]:

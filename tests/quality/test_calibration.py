@@ -13,7 +13,6 @@ from specprefill_jax.quality.calibration import (
     CHEAP,
     KEEPS,
     Found,
-    at,
     calibrate,
     calibration_plan,
     check_wanted,
@@ -121,8 +120,8 @@ def test_a_loud_head_that_sees_nothing_is_left_out(monkeypatch: pytest.MonkeyPat
     ranked = [(Head(0, 1), 1.0), (Head(0, 0), 0.1)]
     chosen = choose(prompts, ranked, rows=1, progress=lambda *_: None)
     assert chosen.heads == (Head(0, 1),)
-    assert retention(prompts, at(chosen, 0.1)) == 1
-    assert retention(prompts, at(CHEAP, 0.1)) < 0.5
+    assert retention(prompts, chosen)[KEEPS.index(0.1)] == 1
+    assert retention(prompts, CHEAP)[KEEPS.index(0.1)] < 0.5
 
 
 def test_where_everything_is_as_good_the_cheap_defaults_stay():
